@@ -49,10 +49,11 @@ class Command:
     exits: str = "0 done, 1 it failed"
 
     begin: Callable[[Settings], str] | None = None
-    """With settings: a line for the user before anything is imported, of a command that has nothing to say for long."""
+    """Makes a line for the user before anything is imported, for a command with settings that has nothing to say
+    for long."""
 
     def about(self, name: str) -> About:
-        """For --help."""
+        """What --help tells of the command."""
         example = f"example: deltaserve {name} {self.example}\n" if self.example else ""
         return About(self.summary, f"{example}exit codes: {self.exits}, {_WRONG}")
 
@@ -158,7 +159,7 @@ def _tell(problems: Sequence[str]) -> None:
 
 
 def available() -> dict[str, Command]:
-    """Commands whose module exists."""
+    """Commands by name whose module exists."""
     return {name: command for name, command in COMMANDS.items() if importlib.util.find_spec(command.module)}
 
 

@@ -1,1 +1,1 @@
-"""From settings to running processes: `serve`, `router`, `prefill`, `decode`, and the supervisor above them."""
+"""Turns settings into running processes: `serve`, `router`, `prefill`, `decode`, and the supervisor above them."""

@@ -33,13 +33,14 @@ def read_limits(membership: Path = _MEMBERSHIP, mount: Path = _MOUNT) -> CgroupL
 
 
 def usable_cores(limits: CgroupLimits) -> int:
-    """At least one."""
+    """Cores that this process may use, at least one."""
     allowed = math.inf if limits.cores is None else limits.cores
     return max(1, int(min(len(os.sched_getaffinity(0)), allowed)))
 
 
 def _folders(groups: list[str], controller: str, mount: Path) -> Iterator[Path]:
-    """Of the process's own group and all above it. In a container its own may be what is mounted, whatever its name."""
+    """Folders of the process's own group and all above it. In a container its own may be what is mounted, whatever
+    its name."""
     for line in groups:
         _, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
@@ -59,7 +60,7 @@ def _cores(folder: Path) -> float | None:
 
 
 def _memory(folder: Path) -> tuple[int, int] | None:
-    """In all, and free, in bytes."""
+    """Memory in all, and free, in bytes; None: the folder limits none."""
     for limit_file, usage_file, cache_field in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -1,4 +1,4 @@
-"""From settings to processes: what a checkpoint and this machine allow, and the spec of each worker and the front."""
+"""Turns settings into processes: what checkpoint and machine allow, and the spec of each worker and the front."""
 
 import os
 import re
@@ -71,16 +71,16 @@ class Checkpoint:
     spec: ModelSpec
     fingerprint: str
     num_bytes: int
-    """Of all weight files."""
+    """Bytes of all weight files."""
     num_values: int
     """Elements of all weights."""
     stored: ModelSpec
-    """As the files have it: see `as_stored`."""
+    """Spec as the files have it: see `as_stored`."""
     kinds: Mapping[str, str]
-    """See `stored_kinds`."""
+    """How each tensor is stored: see `stored_kinds`."""
     overrides: str | None = None
     idle_overrides: tuple[str, ...] = ()
-    """Keys of them that nothing reads."""
+    """Keys of `overrides` that nothing reads."""
 
     @classmethod
     def open(
@@ -143,8 +143,8 @@ class Checkpoint:
         return (f"--json-model-override-args: nothing here reads {keys[:200]}, so it changes nothing",)
 
     def facts(self, tp_size: int = 1, state_dtype: str = "float32", num_members: int = 1) -> ModelFacts:
-        """Of a worker with so many ranks, or in a group of so many that share experts. Raises ConfigError when the
-        model does not divide over them."""
+        """Facts of a worker with so many ranks, or in a group of so many that share experts. Raises ConfigError when
+        the model does not divide over them."""
         spec, stored, shard = self.spec, self.stored, Shard(0, tp_size)
         if num_members > 1:
             placement = ExpertPlacement(member=Shard(0, num_members))
@@ -165,7 +165,7 @@ class Checkpoint:
 
 
 def open_checkpoint(settings: Settings) -> Checkpoint:
-    """As workers of these settings load it. Raises ConfigError."""
+    """The checkpoint as workers of these settings load it. Raises ConfigError."""
     asked = settings.speculation
     head = head_of(asked.speculative_algorithm, asked.speculative_draft_model_path)
     model = settings.model
@@ -239,13 +239,13 @@ def _gpu_bytes(visible: str | None) -> list[tuple[int, int]]:
 
 
 def _is_called(name: str, index: str, uuid: str) -> bool:
-    """As CUDA has it: an index, or the beginning of a UUID."""
+    """Whether a device is called so by CUDA's rule: an index, or the beginning of a UUID."""
     return name == index or (name.startswith("GPU-") and uuid.startswith(name))
 
 
 def device_of(resolved: ResolvedConfig, first: int) -> str:
-    """Of rank 0 of a worker; `first`: ranks of the workers before it on this machine. While there are enough GPUs, each
-    rank has one to itself; the ranks of a worker always have different ones."""
+    """Device of rank 0 of a worker; `first`: ranks of the workers before it on this machine. While there are enough
+    GPUs, each rank has one to itself; the ranks of a worker always have different ones."""
     if resolved.device == "cpu":
         return "cpu"
     number = first % resolved.num_devices
@@ -258,7 +258,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """As `free_port`, all different. Raises ConfigError."""
+    """Free ports, all different, found as `free_port` finds one. Raises ConfigError."""
     candidates = Random().sample(_PORTS, len(_PORTS))
     found = list(islice(filter(_has_room, candidates), count))
     if len(found) < count:
@@ -282,7 +282,7 @@ that the memory gives."""
 
 
 def resolve_settings(settings: Settings, checkpoint: Checkpoint) -> dict[Role, ResolvedConfig]:
-    """For the workers that `serve` starts. Raises ConfigError."""
+    """Resolved numbers of each role that `serve` starts. Raises ConfigError."""
     roles = [role for _, role in worker_names(settings)]
     facts = {role: divided(settings, checkpoint, role) for role in dict.fromkeys(roles)}
     num_ranks = sum(facts[role].tp_size for role in roles)
@@ -304,7 +304,7 @@ def resolve_settings(settings: Settings, checkpoint: Checkpoint) -> dict[Role, R
 
 
 def settings_of(settings: Settings, role: Role) -> Settings:
-    """As they are for workers of a role: what is said of that role alone goes before."""
+    """Settings as they are for workers of a role: what is said of that role alone goes before."""
     memory = settings.memory
     sizes = {Role.PREFILL: memory.prefill_page_size, Role.DECODE: memory.decode_page_size}
     dtypes = {Role.PREFILL: memory.prefill_kv_cache_dtype, Role.DECODE: memory.decode_kv_cache_dtype}
@@ -318,7 +318,7 @@ def settings_of(settings: Settings, role: Role) -> Settings:
 
 
 def check_pair(settings: Settings, spec: ModelSpec, resolved: Mapping[Role, ResolvedConfig]) -> None:
-    """What would be refused when the workers greet each other (control/engine/fitting.py). Raises ConfigError."""
+    """Check what would be refused at the workers' handshake (control/engine/fitting.py). Raises ConfigError."""
     prefill, decode = resolved[Role.PREFILL], resolved[Role.DECODE]
     ours, theirs = prefill.kv_cache_dtype, decode.kv_cache_dtype
     if ours != theirs and not has_staging(settings):
@@ -468,7 +468,7 @@ def with_core_shares(
 
 
 def worker_names(settings: Settings) -> Sequence[tuple[str, Role]]:
-    """The workers `serve` starts."""
+    """Names and roles of the workers that `serve` starts."""
     disaggregation = settings.disaggregation
     if disaggregation.disaggregation_mode == "null":
         return [("unified-0", Role.UNIFIED)]

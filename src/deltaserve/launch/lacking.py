@@ -15,7 +15,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def lacking(command: str, settings: Settings) -> Iterator[str]:
-    """One line each."""
+    """What is needed and missing, one line each."""
     path = settings.model.model_path
     problem = None if path is None else model_problem(path)
     if problem is not None:
@@ -35,7 +35,8 @@ def _missing_devices(devices: str) -> Iterator[str]:
 
 
 def model_problem(path: str) -> str | None:
-    """Of a path that is neither a folder nor a file. A name of the hub comes with the line that gets its files."""
+    """What is wrong with a path that is neither a folder nor a file; None: nothing. A name of the hub comes with the
+    line that gets its files."""
     if os.path.isdir(path) or os.path.isfile(path):  # pathlib's raise for a name that is too long
         return None
     problem = f"MODEL {path[:200]}: not a folder, nor a GGUF file; models are never downloaded"

@@ -6,10 +6,10 @@ from deltaserve.settings.config import Settings
 
 
 def run(settings: Settings) -> int:
-    """See worker_command."""
+    """Run one prefill worker: see worker_command."""
     return run_worker_command(settings, Role.PREFILL)
 
 
 def rehearse(settings: Settings) -> dict[str, str]:
-    """See worker_command."""
+    """Check the settings of a prefill worker: see worker_command."""
     return rehearse_worker_command(settings, Role.PREFILL)

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Times in seconds."""
+    """How often and how fast a child is started again; times in seconds."""
 
     max_restarts: int = 5
-    """Within `window_s`, or without becoming ready in between, however long each start took."""
+    """Most restarts within `window_s`, or without becoming ready in between, however long each start took."""
     window_s: float = 60.0
     first_delay_s: float = 0.2
-    """Doubles with each restart that counts."""
+    """Pause before the first restart; doubles with each restart that counts."""
     max_delay_s: float = 5.0
     start_timeout_s: float = 1800.0
-    """From a start to Ready."""
+    """Longest time from a start to Ready."""
 
 
 class GiveUp(Exception):
-    """It is of no use to start the child again. The message is the reason."""
+    """Raised when it is of no use to start the child again. The message is the reason."""
 
 
 class Restarts:

@@ -56,7 +56,7 @@ class Deployment:
     base_url: str
     sampling: SamplingDefaults
     notes: tuple[str, ...]
-    """See `Checkpoint.notes`."""
+    """Lines for the user: see `Checkpoint.notes`."""
 
 
 def run(settings: Settings) -> int:
@@ -65,7 +65,7 @@ def run(settings: Settings) -> int:
 
 
 def run_adjusted(settings: Settings, adjust: Callable[[WorkerSpec], WorkerSpec]) -> int:
-    """As `run`, with a last word about each worker."""
+    """Do what `run` does, with a last word about each worker."""
     with private_folder(settings.process.state_dir) as folder:
         logging = settings.logging
         tell = speaker(settings)
@@ -166,7 +166,7 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
 
 
 def _front_worker(spec: WorkerSpec) -> FrontWorker:
-    """It listens on any port, and says so."""
+    """A worker as the front knows it: it listens on any port, and says so."""
     seat = spec.expert_seat
     return FrontWorker(name=spec.name, role=spec.role, group=None if seat is None else seat.meeting_point)
 
@@ -246,7 +246,7 @@ def cluster_secret(settings: Settings, folder: Path) -> Path:
 
 
 def require_free_doors(settings: Settings) -> None:
-    """Of the API and, where admin routes have a listener of their own, of that. Raises ConfigError."""
+    """Check the port of the API and, where admin routes have a listener of their own, of that. Raises ConfigError."""
     network = settings.network
     require_free_port("--port", network.host, network.port)
     admin = admin_address(settings)
@@ -297,7 +297,7 @@ def tell_resolved(r: ResolvedConfig, tell: Say, who: str = "") -> None:
 
 
 def tell_native(resolved: Iterable[ResolvedConfig], tell: Say) -> None:
-    """That something is missing which makes a CPU several times as fast: one line for all workers."""
+    """Tell that something is missing which makes a CPU several times as fast: one line for all workers."""
     for problem in sorted({config.native_problem for config in resolved if config.native_problem is not None}):
         tell(f"warning: no native kernels, torch computes in their place, more slowly: {problem}")
 
@@ -329,14 +329,14 @@ def tell_pair(settings: Settings, resolved: Mapping[Role, ResolvedConfig], tell:
 
 
 def describe_groups(settings: Settings) -> str:
-    """Of decode workers that share experts."""
+    """A line about decode workers that share experts."""
     size, count = settings.parallelism.dp_size, settings.disaggregation.decode
     groups = f"decode: {size} workers that share experts" + (f", {count} times" if count > 1 else "")
     return f"{groups}; each step is one of all {size}, and when one ends all start again"
 
 
 def describe_staging(settings: Settings) -> str:
-    """Of workers that have it."""
+    """A line about the staging memory of workers that have it."""
     asked = settings.disaggregation
     size = f"{asked.staging_memory_mib} MiB on each rank"
     return f"staging memory: {size}, half to send and half to receive ({asked.staging})"

@@ -48,25 +48,25 @@ from deltaserve.process.children.notices import (
 
 @dataclass(frozen=True, slots=True)
 class SupervisorOptions:
-    """Times in seconds."""
+    """Limits of a supervisor; times in seconds."""
 
     log_dir: Path | None
-    """Of the children's output, `<name>.log`. Must exist; keep it private (0700). None: they share stdout."""
+    """Folder of the children's output, `<name>.log`. Must exist; keep it private (0700). None: they share stdout."""
     grace_s: float = 30.0
-    """As the children have it. What the front gets to drain; each kind of worker gets what is left of it, but at least
-    `worker_grace_s`."""
+    """Time that the front gets to drain, as the children know it; each kind of worker gets what is left of it, but at
+    least `worker_grace_s`."""
     last_words_s: float = 5.0
-    """What a child needs to end when its own grace is over."""
+    """Time that a child gets to end when its own grace is over."""
     worker_grace_s: float = 3.0
     hurried_s: float = 2.0
-    """What every child gets to end after a second request to stop, or when another of its group has ended."""
+    """Time that every child gets to end after a second request to stop, or when another of its group has ended."""
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
     max_log_bytes: int = 32 << 20
-    """Of one child's log; as much again of what it wrote before is kept beside it."""
+    """Most bytes of one child's log; as much again of what it wrote before is kept beside it."""
     look_s: float = 10.0
     """How often the sizes of logs are looked at, and whether a child is stopped."""
     tail_lines: int = 20
-    """Of a child's output, shown when it ends unexpectedly."""
+    """Last lines of a child's output that are shown when it ends unexpectedly."""
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class Supervisor:
         return self._exit
 
     def stop(self) -> None:
-        """As SIGTERM: drain and end. A second call ends at once. Callable from any thread."""
+        """Drain and end, as on SIGTERM. A second call ends at once. Callable from any thread."""
         self._stops.put(signal.SIGTERM)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -210,7 +210,7 @@ class Supervisor:
             self._say(Says(spec.name, log.problem))
 
     def _group_of(self, watched: _Supervised) -> list[_Supervised]:
-        """Those that start and end together, itself included."""
+        """Children that start and end together with this one, itself included."""
         group = watched.spec.group
         return [watched] if group is None else [w for w in self._watched.values() if w.spec.group == group]
 

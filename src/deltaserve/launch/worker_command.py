@@ -64,7 +64,7 @@ class DataDoors:
     """Where page transfers may listen."""
 
     devices: str
-    """As UCX_NET_DEVICES wants them; for mooncake without the ports of RDMA devices."""
+    """Devices as UCX_NET_DEVICES wants them; for mooncake without the ports of RDMA devices."""
     host: str
     """The address on them that mooncake listens on."""
 

@@ -117,7 +117,7 @@ class Admission:
 
 @dataclass(slots=True)
 class Held:
-    """Bytes of one body."""
+    """Bytes that one body holds."""
 
     tenant: Namespace
     num_bytes: int = 0
@@ -162,13 +162,13 @@ class ValueRoom:
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self.num_bytes = 0
-        """Taken now."""
+        """Estimated bytes taken now."""
         self._turn = asyncio.Lock()
         self._has_left = asyncio.Event()
 
     @asynccontextmanager
     async def taken(self, num_bytes: int) -> AsyncIterator[None]:
-        """So much of it."""
+        """Hold so many bytes within the block, once they are free."""
         async with self._turn:  # who came first goes first
             while self.num_bytes and self.num_bytes + num_bytes > self._most_bytes:
                 self._has_left.clear()

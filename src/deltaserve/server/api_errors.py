@@ -23,7 +23,7 @@ class ApiError(Exception):
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, object]:
-        """`{"error": {...}}`, JSON-ready."""
+        """The reply as JSON-ready `{"error": {...}}`."""
         return {
             "error": {
                 "message": self.message[:MAX_MESSAGE_CHARS],
@@ -119,7 +119,7 @@ _PUBLIC = {
 
 
 def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
-    """400 about one field."""
+    """A 400 about one field."""
     return ApiError(400, code, message, param)
 
 
@@ -139,6 +139,6 @@ def not_ready(reason: str) -> ApiError:
 
 
 def excerpt(value: object) -> str:
-    """At most 60 characters of a client's value, quoted, for an error message."""
+    """A client's value, quoted, for an error message: 60 characters at most."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

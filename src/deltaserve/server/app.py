@@ -38,7 +38,7 @@ def create_admin_app(app: Starlette) -> Starlette:
 
 
 async def openapi(front: Front, request: Request) -> Response:
-    """GET /openapi.json"""
+    """Serve GET /openapi.json."""
     return json_reply(document(PUBLIC))
 
 
@@ -66,7 +66,7 @@ PAGES = (
     HttpRoute("GET", "/", docs_page.home, "To the page"),
     HttpRoute("GET", "/docs", docs_page.page, "The API, for people"),
 )
-"""For browsers; no part of the API that /openapi.json describes."""
+"""Pages for browsers; no part of the API that /openapi.json describes."""
 ADMIN = (
     HttpRoute("GET", "/metrics", info.metrics, "Prometheus metrics"),
     HttpRoute("GET", "/server_info", info.server_info, "Requests inside, workers, counters"),

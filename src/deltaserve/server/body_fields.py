@@ -69,7 +69,7 @@ MAX_OTHERS = 128
 MAX_FIELD_NAMES = 256
 """Distinct ignored names that are remembered, for one warning each."""
 _REMEMBERED_CHARS = 80
-"""Of each."""
+"""Characters of each name that are remembered."""
 
 Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
@@ -80,7 +80,7 @@ interpreter, and with it every other request, for a minute."""
 
 
 def at_most(limit: int) -> BeforeValidator:
-    """Of a mapping whose values are checked: too many entries are refused before the first is looked at."""
+    """Limit the entries of a mapping whose values are checked: too many are refused before the first is looked at."""
 
     def check(value: object) -> object:
         if isinstance(value, dict) and len(value) > limit:

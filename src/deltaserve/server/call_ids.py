@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from deltaserve.server.api_errors import invalid
 
 Message = Mapping[str, object]
-"""In OpenAI's words: `tool_calls` is a list of {"function": {"name": ...}}, with or without an "id"."""
+"""A message in OpenAI's form: `tool_calls` is a list of {"function": {"name": ...}}, with or without an "id"."""
 
 
 @dataclass(slots=True)

@@ -147,7 +147,7 @@ def _count_others(part: BaseModel, where: str, unknown: UnknownFields) -> None:
 
 
 def _reasoning(message: ChatMessage, thoughts: str, param: str) -> str | None:
-    """Under whichever of its names; an agent that sends two sends the same twice."""
+    """The reasoning in a message, under whichever of its names; an agent that sends two sends the same twice."""
     named: dict[str, str] = {name: getattr(message, name) for name in REASONING_NAMES if getattr(message, name)}
     said = {*named.values(), *([thoughts] if thoughts else [])}
     if len(said) > 1:
@@ -185,7 +185,7 @@ _THOUGHTS = frozenset({"thinking", "reasoning"})
 
 
 def _part(part: Mapping[str, object], param: str, unknown: UnknownFields) -> tuple[str, str]:
-    """(kind, text)"""
+    """A part of a message as (kind, text)."""
     kind = str(part.get("type") or "")
     if not kind:
         raise unsupported(f"{param}.type", 'a part without a type; a text is {"type": "text", "text": "..."}')

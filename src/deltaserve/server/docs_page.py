@@ -31,7 +31,7 @@ _HEADERS = {
 
 
 async def page(front: Front, request: Request) -> Response:
-    """GET /docs"""
+    """Serve GET /docs."""
     return HTMLResponse(_PAGE, headers=_HEADERS)
 
 

@@ -44,7 +44,7 @@ class OpenAiFormat(ABC):
 
     @abstractmethod
     def logprobs(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body:
-        """Of the tokens of a piece."""
+        """Log-probabilities of a piece's tokens."""
 
     def whole(self, pieces: Mapping[int, TextPiece], counted: Counted) -> Body:
         """The body of a job that is not streamed; `pieces` holds every sample, complete."""
@@ -102,7 +102,7 @@ class OpenAiFormat(ABC):
 
 
 class CompletionFormat(OpenAiFormat):
-    """/v1/completions."""
+    """Answers of /v1/completions."""
 
     whole_object = "text_completion"
     chunk_object = "text_completion"
@@ -152,7 +152,7 @@ class CompletionFormat(OpenAiFormat):
 
 
 class ChatFormat(OpenAiFormat):
-    """/v1/chat/completions."""
+    """Answers of /v1/chat/completions."""
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
@@ -171,7 +171,7 @@ class ChatFormat(OpenAiFormat):
         return {"delta": {**role, **content, **self._reasoning(piece)}}
 
     def _reasoning(self, piece: TextPiece) -> Body:
-        """Under the name that DeepSeek's API, SGLang and vLLM gave it; later versions of vLLM say `reasoning`."""
+        """The reasoning, named as DeepSeek's API, SGLang and vLLM named it; later versions of vLLM say `reasoning`."""
         return {"reasoning_content": piece.reasoning} if piece.reasoning and self._shows_reasoning else {}
 
     def logprobs(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Body:

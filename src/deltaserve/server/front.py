@@ -39,11 +39,11 @@ class Front:
     recorder: Recorder
     runner: Runner
     created: int
-    """Unix seconds."""
+    """Start of the front, in Unix seconds."""
 
     @staticmethod
     def build(engine: Engine, text: TextCodec, settings: ServerSettings, registry: CollectorRegistry) -> "Front":
-        """Wire the parts together."""
+        """Make the parts of a front and wire them together."""
         admission = Admission(settings)
         metrics = ServerMetrics(registry, engine.stats, admission)
         threads = TextThreads(settings.num_text_threads)

@@ -43,7 +43,7 @@ class GenerateBody(Fields):
     return_logprob: bool | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     logprob_start_len: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
-    """With return_logprob: the prompt position from which on its logprobs are told; -1: none."""
+    """Prompt position from which on return_logprob tells logprobs; -1: none."""
     return_text_in_logprobs: bool | None = None
 
 
@@ -124,7 +124,7 @@ class GenerateFormat:
         self._job = job
         self._fields = fields
         self._text = bytearray()
-        """As JSON, without its quotes."""
+        """The text so far as JSON, without its quotes."""
         self._ids = _Grown()
         self._lists: dict[str, _Grown] = {}
         self._last: int | None = None

@@ -38,7 +38,7 @@ class Dialect(Generic[Model]):
     job: Callable[[Model, Asker], Job]
     format: Callable[[TextCodec, Job, Model], Format]
     prompt_fields: tuple[str, ...]
-    """Those that are done with when the job is made."""
+    """Fields that are not needed any more when the job is made."""
 
     async def serve(self, front: Front, request: Request) -> Response:
         """One generating request. Everything that can be refused is refused before the engine hears of it."""

@@ -6,7 +6,7 @@ import ctypes
 import logging
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-"""Of glibc's mallopt(3)."""
+"""Numbers of glibc's parameters, see mallopt(3)."""
 LARGE_BYTES = 1 << 20
 _NUM_ARENAS = 2
 _SOON_S = 1.0

@@ -58,18 +58,18 @@ class RoleBody(Body):
 
 
 async def models(front: Front, request: Request) -> Response:
-    """GET /v1/models"""
+    """Serve GET /v1/models."""
     return json_reply({"object": "list", "data": [_model(front)]})
 
 
 async def model(front: Front, request: Request) -> Response:
-    """GET /v1/models/{name}"""
+    """Serve GET /v1/models/{name}."""
     check_model(request.path_params["name"], front.settings)
     return json_reply(_model(front))
 
 
 async def model_info(front: Front, request: Request) -> Response:
-    """GET /model_info"""
+    """Serve GET /model_info."""
     settings, text, limits = front.settings, front.text, front.engine.limits()
     return json_reply(
         {
@@ -117,7 +117,7 @@ def _tokens(body: TokenizeBody, front: Front, limits: Limits | None) -> tuple[in
 
 
 async def detokenize(front: Front, request: Request) -> Response:
-    """POST /detokenize"""
+    """Serve POST /detokenize."""
     with front.admission.place(caller_of(request).namespace):
         async with front.read(request, DetokenizeBody) as body:
             check_model(body.model, front.settings)
@@ -170,17 +170,17 @@ async def loads(front: Front, request: Request) -> Response:
 
 
 async def version(front: Front, request: Request) -> Response:
-    """GET /version"""
+    """Serve GET /version."""
     return json_reply({"version": __version__})
 
 
 async def metrics(front: Front, request: Request) -> Response:
-    """GET /metrics"""
+    """Serve GET /metrics."""
     return Response(front.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def server_info(front: Front, request: Request) -> Response:
-    """GET /server_info"""
+    """Serve GET /server_info."""
     admission, health = front.admission, front.health
     return json_reply(
         {

@@ -52,7 +52,7 @@ class Job:
 
     id: str
     created: int
-    """Unix seconds."""
+    """When the request came, in Unix seconds."""
     model: str
     samples: tuple[Sample, ...]
     streaming: Streaming
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def prompt_len(self) -> int:
-        """Tokens of all prompts."""
+        """Tokens of all prompts together."""
         return sum(len(sample.prompt.tokens) for sample in self.samples if sample.is_first)
 
     @property
@@ -70,7 +70,7 @@ class Job:
 
 
 def new_id(prefix: str) -> str:
-    """Of a job whose client names none."""
+    """A new id, for a job whose client names none."""
     return prefix + secrets.token_hex(16)
 
 
@@ -132,7 +132,7 @@ class StreamOptions(BodyPart):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    """With `include_usage`: the counts so far in every event, not in the last one alone."""
+    """Whether the counts so far stand in every event, not in the last one alone; needs `include_usage`."""
     include_obfuscation: bool | None = None
 
 

@@ -29,11 +29,11 @@ _FILES_PER_WORKER = 8
 """A link has four: its connection, and one in each of the three sockets that ZeroMQ has for it. Twice as many while
 the next link replaces it."""
 _ADMIN_CONNECTIONS = 64
-"""Of the admin routes' own listener: whoever operates the server reaches it when the API's is full."""
+"""Connections of the admin routes' own listener: whoever operates the server reaches it when the API's is full."""
 _TURNS_TO_CLOSE = 4
-"""Of the event loop, from a connection's accept until one too many is closed; each of them accepts others."""
+"""Turns of the event loop from a connection's accept until one too many is closed; each of them accepts others."""
 _FILES_PER_LISTENER = PROBE_CONNECTIONS + _TURNS_TO_CLOSE * _ACCEPTS_AT_ONCE
-"""Beside its connections."""
+"""Descriptors of a listener beside its connections."""
 _log = logging.getLogger("deltaserve.server")
 _HURRIED_S = 0.5
 """How long cut requests may take to say so when the server must end at once."""
@@ -131,7 +131,7 @@ def _allow_files(settings: ServerSettings) -> _Connections:
 
 
 async def _unless_ended(runs: list[asyncio.Task[None]], event: asyncio.Event) -> None:
-    """Until `event`; a server that ends by itself before it is an error."""
+    """Wait for `event`; a server that ends by itself before it is an error."""
     waiting = asyncio.create_task(event.wait())
     try:
         await asyncio.wait({waiting, *runs}, return_when=asyncio.FIRST_COMPLETED)

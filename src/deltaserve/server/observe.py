@@ -17,7 +17,7 @@ from deltaserve.server.usage import timings
 _log = logging.getLogger("deltaserve.server.requests")
 MAX_REMEMBERED = 1000
 MAX_REMEMBERED_SAMPLES = 10_000
-"""Of all remembered requests: one may have a thousand, each with its times."""
+"""Most samples of all remembered requests together: one may have a thousand, each with its times."""
 
 
 class Recorder:
@@ -63,7 +63,7 @@ class JobRecord:
         self.counts = {sample.index: (0, None) for sample in self.job.samples}
 
     def piece(self, piece: TextPiece) -> None:
-        """A sample gained something."""
+        """Note that a sample gained something."""
         num_tokens, usage = self.counts[piece.index]
         self.counts[piece.index] = (num_tokens + len(piece.tokens), piece.usage or usage)
         self._count_prompt(piece)

@@ -23,11 +23,11 @@ class HttpRoute:
 
     method: Literal["GET", "POST"]
     path: str
-    """As starlette writes it."""
+    """Path as starlette writes it."""
     serve: Callable[[Front, Request], Awaitable[Response]]
     summary: str
     body: type[BaseModel] | None = None
-    """Of a POST that is described."""
+    """Model of a POST's body; None: it has none, or none that is described."""
 
 
 _ERRORS = frozenset({401, 403, 404, 414, 421, 431, 500, 503})
@@ -39,7 +39,7 @@ _DEADLINE: Json = {"name": "x-deadline-seconds", "in": "header", "required": Fal
 
 @cache
 def document(routes: Sequence[HttpRoute]) -> Json:
-    """OpenAPI 3.1."""
+    """The OpenAPI 3.1 document of these routes."""
     bodies = [route.body for route in routes if route.body is not None]
     _, schemas = models_json_schema(
         [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"

@@ -14,7 +14,7 @@ class Prompt:
 
     tokens: tuple[int, ...]
     text: str | None = None
-    """As the client wrote it; None when it came as ids or as messages."""
+    """Text as the client wrote it; None when the prompt came as ids or as messages."""
 
 
 def read_prompts(

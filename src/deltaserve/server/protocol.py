@@ -26,8 +26,8 @@ from deltaserve.server.settings import HttpLimits
 MAX_HEAD_BYTES = 64 * 1024
 """A request head that is still incomplete here is refused by the parser; smaller ones by the edge, with its limits."""
 READ_BYTES = 16 * 1024
-"""Of a connection at a time: what comes is parsed at once, and 256 KiB of chunks of one byte take most of a second, in
-which nobody else is served."""
+"""Bytes read from a connection at a time: what comes is parsed at once, and 256 KiB of chunks of one byte take most of
+a second, in which nobody else is served."""
 _log = logging.getLogger("deltaserve.server")
 _UVICORN_LOG = "uvicorn.error.connections"
 REQUEST_TIMEOUT = 408
@@ -130,7 +130,7 @@ class GuardedProtocol(H11Protocol):
         self._arm_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all timers."""
+        """Stop the connection's timers."""
         self._extras.discard(self)
         self._disarm_head_timer()
         for timer in (self._linger_timer, self._rest_timer):
@@ -237,7 +237,8 @@ class GuardedProtocol(H11Protocol):
         self._refuse(ApiError(408, "request_timeout", "the request head did not arrive in time"))
 
     def _is_body_too_large(self) -> bool:
-        """With what the chunk that is being read will still bring, as its first line says; h11 keeps that to itself."""
+        """Whether the body is too large, with what the chunk being read will still bring by its first line; h11 keeps
+        that to itself."""
         num_missing = getattr(self.conn._reader, "_bytes_in_chunk", 0)
         return self._num_taken + len(self.cycle.body) + num_missing > self._limits.max_body_bytes
 

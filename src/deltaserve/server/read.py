@@ -27,7 +27,8 @@ MAX_CONTAINERS = 200_000
 interpreter busy for seconds: the garbage collector walks through them again and again."""
 
 ID_CHARACTERS = "A-Za-z0-9_.:-"
-"""Of a request's id that its client chose, in brackets of a pattern: it is written to logs and into paths."""
+"""Characters of a request's id that its client chose, in brackets of a pattern: it is written to logs and into
+paths."""
 
 _VALUE_BYTES, _OBJECT_BYTES = 100, 1000
 """What a value takes in memory, roughly: a short text 64 bytes and 8 in its array; a message as it is read and checked
@@ -56,10 +57,10 @@ class Caller:
     """One request's sender, and when it was read."""
 
     request_id: str
-    """In the X-Request-Id of the answer: the client's own, or one made here."""
+    """Id in the X-Request-Id of the answer: the client's own, or one made here."""
     namespace: Namespace
     received: float
-    """`time.monotonic()` seconds."""
+    """When the request was read, in `time.monotonic()` seconds."""
 
 
 def caller_of(request: Request) -> Caller:
@@ -88,7 +89,7 @@ class TextThreads:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """With what bodies are read, and what bounds them."""
+    """What bodies are read with, and what bounds them."""
 
     bodies: Bodies
     values: ValueRoom

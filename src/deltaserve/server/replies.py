@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 def json_reply(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """`body` as application/json."""
+    """A reply with `body` as application/json."""
     return Response(msgspec.json.encode(body), status, headers=headers, media_type="application/json")
 
 
@@ -37,7 +37,7 @@ def error_reply(error: ApiError) -> Response:
 
 
 def event(body: Mapping[str, object]) -> bytes:
-    """One `data:` event."""
+    """One server-sent event with `body` as its data."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
@@ -87,7 +87,7 @@ class EventWriter:
             self._last = _now()
 
     async def end(self) -> None:
-        """Nothing follows."""
+        """End the stream: nothing follows."""
         async with self._turn:
             self._last = _now()
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})

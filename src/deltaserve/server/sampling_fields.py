@@ -16,9 +16,9 @@ from deltaserve.server.text.text_codec import TextCodec
 MAX_LOGPROBS = 20
 MAX_STOPS = 1024
 MAX_STOP_CHARS = 1024
-"""Of each."""
+"""Most characters of one stop string."""
 MAX_STOPS_CHARS = 16 * 1024
-"""Of all: every piece of text is compared with every beginning of theirs."""
+"""Most characters of all stop strings together: every piece of text is compared with every beginning of theirs."""
 MAX_STOP_IDS = 1024
 MAX_LOGIT_BIAS = 300
 INT64 = 1 << 63

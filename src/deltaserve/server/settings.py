@@ -29,9 +29,10 @@ class HttpLimits:
 
     max_body_bytes: int = 8 * 1024 * 1024
     max_bodies_bytes: int = 256 * 1024 * 1024
-    """Of all bodies that are being read at a time, until they are jobs."""
+    """Most bytes of all bodies that are being read at a time, until they are jobs."""
     max_values_bytes: int = 128 * 1024 * 1024
-    """Of the values that they are read to, as estimated. One body may be more than that; then it is alone."""
+    """Most bytes of the values that bodies are read to, as estimated. One body may be more than that; then it is
+    alone."""
     max_header_bytes: int = 16 * 1024
     max_headers: int = 100
     max_uri_bytes: int = 8 * 1024
@@ -39,11 +40,12 @@ class HttpLimits:
     body_timeout_s: float = 30.0
     keep_alive_s: float = 30.0
     send_buffer_bytes: int = 32 * 1024
-    """Of a connection's socket. The kernel would grow it to megabytes, and hide for as long that nobody reads."""
+    """Send buffer of a connection's socket. The kernel would grow it to megabytes, and hide for as long that nobody
+    reads."""
     max_unsent_bytes: int = 16 * 1024
-    """Of one connection, beside its socket's buffer: with more, whoever makes an answer waits."""
+    """Most unsent bytes of one connection, beside its socket's buffer: with more, whoever makes an answer waits."""
     least_bytes_per_s: int = 4096
-    """At which a client takes the rest of a complete answer, on average. Parts of a stream have `StreamTimes`."""
+    """Mean rate at which a client takes the rest of a complete answer. Parts of a stream have `StreamTimes`."""
     linger_s: float = 5.0
     """How long the rest of a refused body is read and dropped, so that the answer is not lost to a reset."""
     linger_silent_s: float = 1.0
@@ -55,7 +57,7 @@ class HttpLimits:
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """Of one stream, in seconds."""
+    """Time limits of one stream, in seconds."""
 
     head_s: float = 5.0
     """The head waits this long for the first event, so that a failure before it has a status of its own."""
@@ -71,29 +73,31 @@ class ServerSettings:
 
     model_name: str
     model_path: str | None = None
-    """As the command line names it; requests may call the model by it too."""
+    """Path of the model as the command line names it; requests may call the model by it too."""
     host: str = "127.0.0.1"
     port: int = 8000
     admin_host: str | None = None
     admin_port: int | None = None
-    """Of the admin routes, where they are to have a listener of their own whatever else holds; see `admin_address`."""
+    """Port of the admin routes, where they are to have a listener of their own whatever else holds; see
+    `admin_address`."""
     api_keys: tuple[ApiKey, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     """Names in Host headers that are answered on loopback without keys, beside those of this machine."""
     http: HttpLimits = field(default_factory=HttpLimits)
     default_max_tokens: int | None = None
-    """Of chat; None: what the context leaves, which is the most in any case. /v1/completions has OpenAI's 16."""
+    """Output tokens of a chat that names no limit; None: what the context leaves, which is the most in any case.
+    /v1/completions has OpenAI's 16."""
     num_workers: int = 0
-    """With which this process has links: their descriptors are not given to connections."""
+    """Workers that this process has links with: the links' descriptors are not given to connections."""
     max_queue: int = 1024
     """Samples that wait for their first token; when full, the next request gets 429 before its body is parsed."""
     max_queue_tokens: int = 16 * 1024 * 1024
     """Prompt tokens of the requests that wait."""
     max_samples: int = 1024
-    """Of one request: prompts times `n`."""
+    """Most samples of one request: prompts times `n`."""
     max_n: int = 128
     num_text_threads: int = 8
-    """That read, render and tokenize large requests; more of them wait."""
+    """Threads that read, render and tokenize large requests; more of them wait."""
     stream_interval: int = 1
     """Tokens between two events of a stream; the first token is never held."""
     stream_times: StreamTimes = field(default_factory=StreamTimes)

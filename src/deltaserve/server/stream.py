@@ -36,7 +36,7 @@ class OpenRooms:
 
     @contextmanager
     def holding(self, room: Room) -> Iterator[None]:
-        """For as long as the engine works on it. Raises RequestFailed once closed."""
+        """Note the room for as long as the engine works on it. Raises RequestFailed once closed."""
         if self._is_closed:
             raise RequestFailed(FailReason.DRAINING, "the server is shutting down")
         self._rooms.add(room)

@@ -9,7 +9,7 @@ Counted = Mapping[int, tuple[int, Usage | None]]
 """Sample index -> (output tokens shown, the engine's report)."""
 
 _DIGITS = 6
-"""Of seconds: clocks of different processes know no more."""
+"""Decimal places of seconds: clocks of different processes know no more."""
 
 
 def cached_len(usage: Usage) -> int:
@@ -34,7 +34,8 @@ def _firsts(job: Job, counted: Counted) -> list[Usage]:
 
 
 def usage_fields(job: Job, fields: Common, counted: Counted) -> dict[str, object]:
-    """At the end of an answer: OpenAI's `usage`, and SGLang's `sglext` for clients that asked for what is in it."""
+    """Fields at the end of an answer: OpenAI's `usage`, and SGLang's `sglext` for clients that asked for what is in
+    it."""
     body: dict[str, object] = {"usage": usage_body(job, fields, counted)}
     if fields.return_cached_tokens_details:
         body["sglext"] = {"cached_tokens_details": cached_details(*_firsts(job, counted))}

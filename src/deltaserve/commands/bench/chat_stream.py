@@ -17,7 +17,8 @@ _THOUGHTS = ("reasoning_content", "reasoning")
 
 @dataclass(frozen=True, slots=True)
 class TwoSides:
-    """Of one answer, from the `timings` of a deltaserve server: tokens, and bytes of pages and recurrent states."""
+    """What both sides did for one answer, from the `timings` of a deltaserve server: tokens, and bytes of pages and
+    recurrent states."""
 
     cached_on_prefill: int
     cached_on_decode: int
@@ -61,7 +62,7 @@ class ChatAnswer:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of those after the first."""
+        """Output tokens per second after the first one; None where there are not two."""
         if self.first_token_s is None or self.output_len is None or self.output_len < 2:
             return None
         return (self.output_len - 1) / max(1e-9, self.wall_s - self.first_token_s)
@@ -73,7 +74,7 @@ class ServedModel:
 
     name: str
     is_ours: bool
-    """It tells `timings` to who asks; another server might refuse the field."""
+    """Whether it is a deltaserve server, which tells `timings` to who asks; another one might refuse the field."""
 
     def body(self, messages: Sequence[Mapping[str, str]], fields: Mapping[str, object]) -> dict[str, object]:
         """The JSON body of a streamed /v1/chat/completions request."""

@@ -90,7 +90,7 @@ def cached_len(usage: Mapping[str, Any] | None) -> int | None:
 
 
 def refusal(status: int, content: str) -> ServerError:
-    """In the server's own words, where they are of OpenAI's form."""
+    """An error in the server's own words, where they are of OpenAI's form."""
     try:
         body = json.loads(content)
         said = body["error"]["message"] if isinstance(body["error"], dict) else body["error"]

@@ -13,7 +13,8 @@ _NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 
 
 def http_client(url: str, timeout: float | httpx.Timeout, headers: Mapping[str, str] | None = None) -> httpx.Client:
-    """For requests below `url`. Raises ConfigError where that is none, or the environment's proxy cannot be used."""
+    """A client for requests below `url`. Raises ConfigError where that is none, or the environment's proxy cannot
+    be used."""
     verify, trusts_environment = _route(url)
     try:
         return httpx.Client(base_url=url, timeout=timeout, headers=headers, verify=verify, trust_env=trusts_environment)
@@ -38,7 +39,7 @@ def async_http_client(
 
 
 def fault(url: str, error: Exception) -> str:
-    """In one line, of a request to `url` that got no answer."""
+    """Why a request to `url` got no answer, in one line."""
     reason = str(error)[:200] or type(error).__name__
     if not isinstance(error, httpx.ConnectError):
         return (

@@ -19,16 +19,16 @@ class Measurement:
     """The outcome of one run."""
 
     records: tuple[RequestRecord, ...]
-    """By conversation and turn. A failed request ends its conversation; later turns of it have no record."""
+    """Records by conversation and turn. A failed request ends its conversation; later turns of it have no record."""
     duration_s: float
-    """From the first send to the last answer's end."""
+    """Time from the first send to the last answer's end."""
     lags_s: tuple[float, ...] = ()
     """How late this client was, looked at every LAG_PROBE_S: arrivals may be noted as much too late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How hard to push."""
+    """How hard a server is loaded."""
 
     arrivals_s: Sequence[float]
     """When each conversation may start, seconds after the start."""
@@ -115,7 +115,8 @@ class Client:
         return None
 
     def _retokenized_len(self, completion: Completion) -> int | None:
-        """As SGLang's benchmark counts output: servers differ in what they call a token of it."""
+        """Output tokens by the local tokenizer, as SGLang's benchmark counts: servers differ in what they call a
+        token."""
         tokenizer = self._tokenizer
         return None if tokenizer is None else len(tokenizer.encode(completion.text, add_special_tokens=False))
 

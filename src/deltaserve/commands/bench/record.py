@@ -15,7 +15,7 @@ class Arrival:
     at_s: float
     """Seconds after its request was sent."""
     num_tokens: int
-    """At least 1; 1 where the server does not say."""
+    """Tokens in the chunk, at least 1; 1 where the server does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class RequestRecord:
     prompt_len: int
     arrivals: tuple[Arrival, ...]
     e2e_s: float
-    """From send to the end of the stream."""
+    """Time from send to the end of the stream."""
     output_len: int
-    """As the server's usage says, else what was counted."""
+    """Output tokens by the server's usage, else as counted here."""
     cached_len: int | None
     """Prompt tokens served from cache; None if the server does not say."""
     tokens_right: int | None
@@ -42,11 +42,11 @@ class RequestRecord:
     retokenized_len: int | None = None
     """Tokens that the local tokenizer makes of the answer's text; None without one."""
     usage: Mapping[str, Any] | None = None
-    """As the server sent it, timings included where it tells them."""
+    """Usage as the server sent it, timings included where it tells them."""
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to first token."""
+        """Time to first token; None without output."""
         return self.arrivals[0].at_s if self.arrivals else None
 
     @property

@@ -1,4 +1,4 @@
-"""From records to figures: throughput, latency percentiles, cache use, right answers; as a table and as JSON."""
+"""Turns records into figures: throughput, latency percentiles, cache use, right answers; as a table and as JSON."""
 
 import math
 from collections import Counter
@@ -19,7 +19,7 @@ MAX_BUNCHED = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of one quantity, in the unit of its samples."""
+    """How one quantity is distributed, in the unit of its samples."""
 
     mean: float
     p50: float
@@ -46,9 +46,9 @@ class BenchSummary:
     input_tokens_per_s: float
     output_tokens_per_s: float
     total_tokens_per_s: float
-    """Input and output."""
+    """Input and output tokens together."""
     peak_output_tokens_per_s: int
-    """In the best whole second after the start."""
+    """Output tokens in the best whole second after the start."""
     mean_concurrency: float
     peak_concurrency: int
     """Requests in flight, those that failed among them."""
@@ -56,7 +56,7 @@ class BenchSummary:
     """ttft, tpot, itl, e2e; with several turns also ttft_first_turn and ttft_later_turns."""
     tokens_right: int
     tokens_expected: int
-    """Of completed requests whose answer can be computed and is known."""
+    """Tokens of completed requests whose answer can be computed and is known."""
     answers_right: int
     answers_expected: int
     num_bunched: int = 0
@@ -78,7 +78,7 @@ class BenchSummary:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """By linear interpolation between the closest ranks of ascending samples; at least one sample."""
+    """A percentile by linear interpolation between the closest ranks of ascending samples; at least one sample."""
     position = (len(ordered) - 1) * percent / 100
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)

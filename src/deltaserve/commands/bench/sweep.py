@@ -11,7 +11,7 @@ from deltaserve.commands.bench.report import BenchSummary
 
 
 class SweepKind(Enum):
-    """What is made stronger."""
+    """What a sweep makes stronger."""
 
     CONCURRENCY = "concurrency"
     RATE = "rate"
@@ -47,19 +47,19 @@ class Sweep:
 
     @property
     def concurrencies(self) -> tuple[int | None, ...]:
-        """By point; None where a point changes the rate."""
+        """Concurrency of each point; None where a point changes the rate."""
         is_swept = self.kind is SweepKind.CONCURRENCY
         return tuple(int(value) if is_swept else None for value in self.values)
 
     @property
     def rates(self) -> tuple[float | None, ...]:
-        """By point; None where a point changes the concurrency."""
+        """Rate of each point; None where a point changes the concurrency."""
         return tuple(value if self.kind is SweepKind.RATE else None for value in self.values)
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """What one strength gave."""
+    """What one strength of the load gave."""
 
     value: float
     summary: BenchSummary

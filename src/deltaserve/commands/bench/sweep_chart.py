@@ -15,7 +15,7 @@ _DPI = 120
 
 
 def require_chart(path: Path) -> None:
-    """That a chart can be drawn there, before anything is measured for it. Raises ConfigError."""
+    """Check that a chart can be drawn there, before anything is measured for it. Raises ConfigError."""
     if importlib.util.find_spec(_LIBRARY) is None:
         raise ConfigError(f"--sweep-png needs {_LIBRARY}: pip install {_LIBRARY} (the extra `plot`)")
     if path.suffix != ".png":

@@ -44,7 +44,7 @@ is no terminal each line is a message: answers go to stdout, everything else to 
 
 """
 _PAGE_SIZE = 16
-"""Of a server of its own: conversations begin short, and only whole pages are shared."""
+"""Tokens per page of a server of its own: conversations begin short, and only whole pages are shared."""
 _CONNECT_S = 10.0
 _SILENCE_S = 600.0
 _AGAIN = "(Ctrl-C again, Ctrl-D or /exit ends the chat; /help lists commands)"
@@ -124,7 +124,7 @@ class Wishes:
     model: str | None = None
     system: str | None = None
     fields: Mapping[str, object] = field(default_factory=dict)
-    """Of the request's body."""
+    """Further fields of the request's body."""
 
 
 def talk(url: str, headers: Mapping[str, str], wishes: Wishes, screen: Screen) -> int:

@@ -18,7 +18,7 @@ SERVE = "deltaserve.cli.main"
 _SERVING = "serving at "
 _PREFIX = "deltaserve: "
 _GRACE_S = 60.0
-"""For a server that was told to end; it has a grace of its own, which is shorter."""
+"""Longest wait for a server that was told to end; it has a grace of its own, which is shorter."""
 _TAIL_LINES = 20
 
 
@@ -51,7 +51,7 @@ def own_server(module: str, argv: Sequence[str], tell: Callable[[str], None]) ->
 
 
 def wait_for_end(process: "subprocess.Popen[str]") -> None:
-    """Until the user interrupts. Raises OwnServerError when the server ends before, by itself."""
+    """Wait until the user interrupts. Raises OwnServerError when the server ends before, by itself."""
     try:
         code = process.wait()
     except KeyboardInterrupt:

@@ -33,11 +33,11 @@ class Screen:
 
     @property
     def is_typed(self) -> bool:
-        """Somebody sits there."""
+        """Whether somebody types at a terminal."""
         return self._keys is not None
 
     def unseen_keys(self) -> AbstractContextManager[None]:
-        """For all that is not `read`: what is typed meanwhile waits for that, and is not shown before."""
+        """A block for all that is not `read`: what is typed meanwhile waits for that, and is not shown before."""
         return nullcontext() if self._keys is None else self._keys.unseen()
 
     def read(self) -> str | None:
@@ -104,7 +104,7 @@ class _Flow:
         self._write = write
         self._lines: WrappedText | None = None
         self._is_at_start = True
-        """Of a line."""
+        """Whether the output stands at the start of a line."""
 
     def add(self, text: str) -> None:
         if not text:
@@ -130,5 +130,5 @@ def _write(text: str) -> None:
 
 
 def _terminal_width() -> int:
-    """Columns, now."""
+    """Columns of the terminal, now."""
     return shutil.get_terminal_size().columns

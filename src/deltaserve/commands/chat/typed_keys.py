@@ -29,7 +29,7 @@ class TypedKeys:
 
     @contextmanager
     def seen(self) -> Iterator[None]:
-        """For whoever reads them: readline shows nothing on a terminal that would not."""
+        """A block in which the keys are read: readline shows nothing on a terminal that would not."""
         with self._set(self._shown), _signals_heard():
             yield
 

@@ -106,14 +106,14 @@ class WrappedText:
         return column - self._column
 
     def _advance(self, num_cells: int) -> None:
-        """As the terminal's cursor: what does not fit begins its next line."""
+        """Move on as the terminal's cursor does: what does not fit begins its next line."""
         self._column += num_cells
         if self._column > self._width():
             self._column = num_cells % max(1, self._width())
 
 
 def _may_break(before: str, after: str) -> bool:
-    """Between two characters without a space between them."""
+    """Whether a line may break between two characters without a space between them."""
     if _continues(before, after) or before in _NO_BREAK or after in _NO_BREAK:
         return False
     if after in _NEVER_FIRST or before in _NEVER_LAST:

@@ -35,7 +35,7 @@ class ChatExample:
 
 
 def make_example(model: Path) -> ChatExample:
-    """In the words of the model's own tokenizer."""
+    """A question with its facts and answer, in the words of the model's own tokenizer."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     document = make_document(Random("chat"), DocumentShape(_NUM_FACTS))
     start = document.tokens[0]
@@ -55,7 +55,7 @@ def ask(base_url: str, model: str, example: ChatExample) -> str:
 
 
 def commands(base_url: str, model: str, example: ChatExample) -> list[str]:
-    """For a shell: a chat, a completion with its timings, what the server counts."""
+    """Commands for a shell: a chat, a completion with its timings, what the server counts."""
     completion = {
         "model": model,
         "prompt": f"{example.facts}{example.question}",

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _port(text: str) -> int:
-    """As every command's --port. Raises ConfigError."""
+    """The port that a text names, as every command's --port. Raises ConfigError."""
     return int(option_of("--port").parse(text, "--port"))
 
 
@@ -127,7 +127,7 @@ class Demo:
         self._example = make_example(model)
 
     def run(self, ending: Ending) -> int:
-        """The exit code."""
+        """Run the demo; the exit code."""
         off_port, on_url = free_port(), _url(self._port)
         with ExitStack() as stack:
             heard = _StartLines()
@@ -227,7 +227,7 @@ class Talk:
         self._say(talk_in_words(turns))
 
     def _go_on(self, wait: Callable[[], None]) -> None:
-        """As a chat at a terminal; elsewhere until Ctrl-C."""
+        """Go on as a chat at a terminal; elsewhere until Ctrl-C."""
         screen = Screen()
         if not screen.is_typed:
             self._say(f"\nThe server is still running at {self._url}; Ctrl-C ends it.")

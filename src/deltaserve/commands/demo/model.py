@@ -31,5 +31,5 @@ def talk_flags(port: int) -> tuple[str, ...]:
 
 
 def language_model_name(model: Path) -> str:
-    """In the API, as `serve` calls it."""
+    """Name of the model in the API, as `serve` calls it."""
     return model.name.removesuffix(GGUF_SUFFIX)

@@ -22,7 +22,8 @@ class ReportRow:
     show: Callable[[float], str] = "{:,}".format
     is_compared: bool = False
     time_unit: str | None = None
-    """Of a time. No round has the same: the least and the most are shown beside the median."""
+    """Unit of a time; None: the quantity is none. No round has the same time: least and most stand beside the
+    median."""
 
 
 def _mebibytes(num_bytes: float) -> str:

@@ -85,7 +85,7 @@ VISITORS = (
 )
 """Questions that a model of this size answers well."""
 SAMPLING: Mapping[str, object] = {"temperature": 0.2, "top_p": 0.9}
-"""Of a chat with it: what its authors recommend. The file does not say."""
+"""Sampling of a chat with the model, as its authors recommend. The file does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def _turn(title: str, answer: ChatAnswer) -> Turn:
 
 
 def make_talk_table(turns: Sequence[Turn]) -> Table:
-    """One line per answer."""
+    """The table of the talk, one line per answer."""
     title = (
         "each answer: tokens of its prompt, cached ones of these on each side; time to its first token, and per other"
     )
@@ -183,7 +183,7 @@ def talk_in_words(turns: Sequence[Turn]) -> str:
 
 
 def talk_commands(base_url: str, model: str) -> list[str]:
-    """For a shell: a chat with its costs, what the server counts."""
+    """Commands for a shell: a chat with its costs, what the server counts."""
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     body: dict[str, Any] = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 64}
     return [curl(f"{base_url}/v1/chat/completions", body | {"timings": True}), f"curl -s {base_url}/metrics"]

@@ -26,7 +26,7 @@ _SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One kind of traffic."""
+    """One kind of traffic with its title."""
 
     title: str
     traffic: RecallTraffic
@@ -52,7 +52,7 @@ class Figures:
     """Prompt tokens, as is the next."""
     cached_on_decode: int
     bytes_moved: int
-    """From prefill to decode."""
+    """Bytes moved from prefill to decode."""
     ttft_p50_s: float | None
     tpot_p50_s: float | None
     """Time per output token of a request after its first."""
@@ -62,7 +62,7 @@ class Figures:
     tokens_read: int
     """Positions of KV that decode's attention needed, summed over requests and steps."""
     shared_tokens_read: int
-    """Of these, positions not read again, because another request of the batch read them."""
+    """Positions among `tokens_read` not read again, because another request of the batch read them."""
 
     @property
     def is_right(self) -> bool:
@@ -115,7 +115,7 @@ async def _look(http: httpx.AsyncClient, sight: Sight) -> None:
 
 
 async def _settle(http: httpx.AsyncClient, sight: Sight) -> None:
-    """Until decode has told that nothing runs any more: then its counters are complete."""
+    """Wait until decode has told that nothing runs any more: then its counters are complete."""
     with suppress(httpx.HTTPError, TimeoutError):
         async with asyncio.timeout(_SETTLED_WITHIN_S):
             await asyncio.sleep(2 * _LOOK_EVERY_S)  # what it told before the last request ended is over by then

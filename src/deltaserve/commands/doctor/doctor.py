@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def run_for(command: str, argv: Sequence[str]) -> int:
-    """As `run`, of `deltaserve COMMAND ARGV`."""
+    """Do what `run` does, for `deltaserve COMMAND ARGV`."""
     return _tell(look_at(command, argv))
 
 

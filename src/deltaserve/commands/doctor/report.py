@@ -16,7 +16,7 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One finding."""
+    """One finding of a check."""
 
     level: Level
     subject: str
@@ -27,7 +27,7 @@ class Line:
 
 
 def verdict(levels: Sequence[Level]) -> str:
-    """Of all findings. Nothing is called free of obstacles that was not looked at."""
+    """The sum of all findings. Nothing is called free of obstacles that was not looked at."""
     failed, skipped = levels.count(Level.FAIL), levels.count(Level.SKIP)
     if skipped:
         return f"{failed} failed, {skipped} not looked at"

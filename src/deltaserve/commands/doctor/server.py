@@ -23,7 +23,8 @@ _WORDS = {state.value: word for state, word in STATE_WORDS.items()} | {
 
 
 def check_server(base_url: str, admin_url: str | None = None, keys: Sequence[ApiKey] = ()) -> Iterator[Line]:
-    """Of `base_url`; reads only. `admin_url`: where its admin routes are; None: there, or one port above."""
+    """Findings about the server at `base_url`; reads only. `admin_url`: where its admin routes are; None: there, or one
+    port above."""
     url = server_root(base_url)
     try:
         with http_client(url, _TIMEOUT_S) as http:

@@ -61,7 +61,7 @@ def check_local() -> Iterator[Line]:
 
 
 def _probe_local(folder: Path) -> Line:
-    """Raises OSError, TransportError, TimeoutError."""
+    """Move a block by the local transport. Raises OSError, TransportError, TimeoutError."""
     files = [sealed_file(NUM_BYTES, "deltaserve-doctor") for _ in range(2)]
     here, there = memories = [mmap.mmap(file, NUM_BYTES) for file in files]
     writer, reader = transports = [LocalTransport(folder) for _ in files]

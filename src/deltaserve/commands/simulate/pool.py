@@ -81,7 +81,7 @@ def _ask(children: "SimpleQueue[subprocess.Popen[bytes]]", task: Task) -> Summar
 
 
 def perform(task: Task) -> Summary:
-    """In a child."""
+    """Do a task in a child process."""
     summary = Summary()
     match task:
         case Seeds():

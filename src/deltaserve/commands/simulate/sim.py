@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_one(arguments: argparse.Namespace) -> int:
-    """One seed, in full."""
+    """Run one seed, and tell it in full."""
     full_every = 1 if arguments.paranoid else _FULL_EVERY
     report = simulate(arguments.seed, keep_lines=_TRACE_LINES if arguments.trace else 0, full_every=full_every)
     print(f"{draw_knobs(arguments.seed)}\n")

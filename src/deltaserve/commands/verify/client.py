@@ -27,7 +27,7 @@ class TokenCompletion:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     prompt_logprobs: tuple[float, ...]
-    """Of prompt tokens 1 .. n-1; empty when not asked for."""
+    """Log-probabilities of prompt tokens 1 .. n-1; empty when not asked for."""
     decode_cached_len: int
     prefill_cached_len: int
 
@@ -38,7 +38,7 @@ class Score:
 
     logprob: float
     best: float
-    """Of the most likely token there."""
+    """Log-probability of the most likely token there."""
 
 
 class ServerClient:
@@ -85,7 +85,7 @@ class ServerClient:
         )
 
     def score(self, tokens: Sequence[int]) -> list[Score]:
-        """Of tokens 1 .. n-1, computed anew: nothing comes from a cache."""
+        """Scores of tokens 1 .. n-1, computed anew: nothing comes from a cache."""
         body = {"model": self.model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0, "no_cache": True}
         reply = self._call("POST", "/v1/completions", body | {"prompt_logprobs": 1})
         entries = reply["choices"][0]["prompt_logprobs"][1:]

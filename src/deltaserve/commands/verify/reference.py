@@ -50,7 +50,7 @@ class TransformersReference:
 
     @torch.inference_mode()
     def score(self, tokens: Sequence[int]) -> list[Score]:
-        """Of tokens 1 .. n-1. Raises VerifyError for a token the model does not know."""
+        """Scores of tokens 1 .. n-1. Raises VerifyError for a token the model does not know."""
         if max(tokens) >= self.vocab_size:
             raise VerifyError(f"token {max(tokens)} is outside the reference's vocabulary of {self.vocab_size}")
         logits = self._model(torch.tensor([list(tokens)])).logits[0, :-1]  # [T-1, V]

@@ -23,9 +23,9 @@ from deltaserve.settings.urls import DEFAULT_URL
 _REFERENCE = "deltaserve.commands.verify.reference"
 _TOLERANCES = {DType.FLOAT32: 2e-3}
 _LOOSE_TOLERANCE = 0.25
-"""For 16-bit weights: rounding moves log-probabilities by some hundredths, a wrong page by several."""
+"""Tolerance for 16-bit weights: rounding moves log-probabilities by some hundredths, a wrong page by several."""
 _FP8_KV_TOLERANCE = 1.0
-"""For fp8 keys and values: rounding moves log-probabilities by some tenths."""
+"""Tolerance for fp8 keys and values: rounding moves log-probabilities by some tenths."""
 _IF_FP8 = (
     f"verify: differences up to {_FP8_KV_TOLERANCE:g} are expected of a server with --kv-cache-dtype fp8_e4m3, and of "
     f"no other: if it is one, give --tolerance {_FP8_KV_TOLERANCE:g}"
@@ -46,7 +46,7 @@ class Reference(Protocol):
     """Something that scores tokens by itself."""
 
     def score(self, tokens: Sequence[int]) -> list[Score]:
-        """Of tokens 1 .. n-1."""
+        """Scores of tokens 1 .. n-1."""
         ...
 
 

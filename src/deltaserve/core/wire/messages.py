@@ -113,7 +113,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkn
     """Every 0.5 s; a peer not heard of for long is lost (peer.table.Patience). Any frame counts as one."""
 
     is_ready: bool = True
-    """False: the sender has ended this link, or never knew it. Whoever thinks that it is up must greet again."""
+    """False: the sender has ended this link, or never knew it. Whoever thinks that it is up must send Hello again."""
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ _RANDOM_BITS = 12
 
 
 def new_boot(former: int) -> Boot:
-    """By the wall clock, and above `former` (the start before this one, where somebody knows it; else 0).
+    """A boot by the wall clock, above `former` (the start before this one, where somebody knows it; else 0).
 
     A clock may be set back between two starts. Who restarts a process tells it its former number; for a process that
     was started by hand the others wait until the former one has been silent for long (peer.table).

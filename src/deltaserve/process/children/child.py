@@ -28,7 +28,7 @@ class Kind(IntEnum):
 
     FRONT = 0
     DECODE = 1
-    """Also a unified worker."""
+    """A decode worker, or a unified one."""
     PREFILL = 2
 
 
@@ -37,7 +37,7 @@ class ChildSpec:
     """One process to keep running. It must call `Parent.attach()` first of all, and `ready` when it serves."""
 
     name: str
-    """Its instance name; also that of its log file."""
+    """Instance name; also that of its log file."""
     argv: tuple[str, ...]
     kind: Kind
     env: Mapping[str, str] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class Child:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def is_stopped(self) -> bool:
-        """By a signal or a debugger: it neither works nor ends."""
+        """Whether a signal or a debugger has stopped it: it neither works nor ends."""
         try:
             return os.waitid(os.P_PIDFD, self._pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:  # it has ended, and nobody has looked at that yet

@@ -46,7 +46,7 @@ class ProcessOver(Exception):
 
 
 def how_it_ended(code: int) -> str:
-    """Of another process. `code`: as subprocess has it, negative for a signal."""
+    """How another process ended, in words. `code`: as subprocess has it, negative for a signal."""
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 

@@ -51,7 +51,7 @@ class Ended:
 
     name: str
     code: int
-    """As subprocess has it: negative for a signal."""
+    """Exit code as subprocess has it: negative for a signal."""
     tail: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class Stopping:
     """The user asked to end; children drain."""
 
     grace_s: float
-    """How long they may."""
+    """How long the children may drain, in seconds."""
 
     def __str__(self) -> str:
         return f"stopping: requests in flight may end within {self.grace_s:g} s (again: at once)"

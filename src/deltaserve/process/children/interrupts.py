@@ -18,7 +18,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def end_silently() -> None:
-    """From now on each stop signal ends the process at once. For imports, which have nothing to clean up.
+    """Let each stop signal end the process at once from now on. For imports, which have nothing to clean up.
 
     SIGTERM too: the first process of a container has no default action for it, and would only end when it is killed.
     """
@@ -28,7 +28,7 @@ def end_silently() -> None:
 
 
 def clean_up_first() -> None:
-    """From now on each stop signal raises KeyboardInterrupt, so that `finally` blocks run."""
+    """Let each stop signal raise KeyboardInterrupt from now on, so that `finally` blocks run."""
     for number in stop_signals():
         signal.signal(number, signal.default_int_handler)
 

@@ -17,7 +17,7 @@ _FEW_LINES = 3
 
 
 def telling(lines: tuple[str, ...], code: int) -> tuple[str, ...]:
-    """Of a log's last lines those that may say why its process ended with this code (negative: a signal).
+    """Last lines of a log that may say why its process ended with this code (negative: a signal).
 
     Where none does, the last few; but none of a process that a signal ended: it was told nothing it could have written.
     """
@@ -34,7 +34,7 @@ class Output(Protocol):
     def fileno(self) -> int: ...
 
     def rotate(self, max_bytes: int) -> None:
-        """Keep it bounded."""
+        """Keep the file bounded."""
 
     def tail(self, num_lines: int) -> tuple[str, ...]:
         """The last lines this start wrote, unless the user has seen them."""

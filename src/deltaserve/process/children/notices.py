@@ -58,7 +58,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     peers: tuple[PeerUp, ...]
     """The children that serve already."""
     former_boot: int = 0
-    """Of the start of this child that served last: the new one must be higher. 0: none did."""
+    """Boot of the last start of this child that served: the new one must be higher. 0: none did."""
 
 
 ToSupervisor = Progress | Ready | Rebooted | Refused
@@ -78,10 +78,10 @@ def encode_notice(notice: ToSupervisor | ToChild) -> bytes:
 
 
 def decode_from_child(data: bytes) -> ToSupervisor:
-    """Raises msgspec.DecodeError."""
+    """The child's message in the bytes. Raises msgspec.DecodeError."""
     return _to_supervisor.decode(data)
 
 
 def decode_from_supervisor(data: bytes) -> ToChild:
-    """Raises msgspec.DecodeError."""
+    """The supervisor's message in the bytes. Raises msgspec.DecodeError."""
     return _to_child.decode(data)

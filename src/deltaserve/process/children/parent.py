@@ -85,7 +85,7 @@ class Parent:
         self._tell(Ready(url, boot))
 
     def rebooted(self, boot: int) -> None:
-        """It goes on under another number, without having ended."""
+        """Tell that this child goes on under another boot, without having ended."""
         self._tell(Rebooted(boot))
 
     def refuse(self, message: str) -> None:

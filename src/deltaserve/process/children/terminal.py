@@ -29,7 +29,7 @@ def say(text: object) -> None:
 
 
 def say_in_json(name: str, stream: TextIO) -> Say:
-    """As `say`, for lines that are collected with those of JSON logs."""
+    """A `say` for lines that are collected with those of JSON logs."""
 
     def say_it(text: object) -> None:
         with suppress(OSError):

@@ -47,14 +47,14 @@ class FrontWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     url: str | None = None
     """None: the supervisor will say."""
     group: str | None = None
-    """Of workers that share experts."""
+    """Name of the expert group that the worker is in; None: in none."""
 
 
 class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a front process is told: resolved and checked by the command line."""
 
     name: str = "front"
-    """As the workers know it: no two fronts of the same workers may share one."""
+    """Name as the workers know it: no two fronts of the same workers may share one."""
     model_path: str
     model_overrides: str | None = None
     given_path: str | None

@@ -63,7 +63,7 @@ class RouterEngine:
     # ------------------------------------------------------------ the client's side
 
     async def generate(self, generation: Generation) -> AsyncGenerator[OutputDelta, None]:
-        """As request.client.Engine. A slow reader gets fewer, larger deltas."""
+        """Deltas of one generation, as request.client.Engine says. A slow reader gets fewer, larger deltas."""
         actions = self._core.submit(generation, self._loop.time())
         stream = self._streams[generation.room] = Stream()
         try:
@@ -78,7 +78,8 @@ class RouterEngine:
             self._perform(self._core.cancel(generation.room, FailReason.CANCELLED, self._loop.time()))
 
     def finish(self, room: Room, output_len: int) -> None:
-        """As request.client.Engine. Raises ValueError when more is to be kept than was delivered."""
+        """End a room early, as request.client.Engine says. Raises ValueError when more is to be kept than was
+        delivered."""
         self._perform(self._core.finish(room, output_len))
 
     def cancel(self, room: Room, reason: FailReason) -> None:
@@ -86,13 +87,13 @@ class RouterEngine:
         self._perform(self._core.cancel(room, reason, self._loop.time()))
 
     def flush_cache(self) -> dict[str, int]:
-        """As request.client.Engine."""
+        """Empty the workers' trees, as request.client.Engine says."""
         self._handle(FlushAsked())
         ready = [worker for worker in self._core.workers if worker.is_ready]
         return {w.name: sum(w.status.evictable_pages) if w.status else 0 for w in ready}
 
     def change_role(self, worker: str, role: Role, grace_s: float) -> RoleAnswer:
-        """As request.client.Engine."""
+        """Change a worker's role, as request.client.Engine says."""
         answer, actions = self._core.change_role(PeerName(worker), role, grace_s)
         self._perform(actions)
         return answer
@@ -101,7 +102,7 @@ class RouterEngine:
         return self._core.limits(self._loop.time())
 
     def alive(self) -> str | None:
-        """Its timer runs at least with every heartbeat."""
+        """Why the front counts as dead; None: its timer runs at least with every heartbeat."""
         still_s = self._loop.time() - self._ticked_at
         return None if still_s < _STILL_S else f"the front's control plane made no tick for {still_s:.0f} s"
 

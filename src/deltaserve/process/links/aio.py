@@ -33,7 +33,7 @@ class AsyncLinks:
 
     @property
     def links(self) -> Links:
-        """For `stats`; send and dial through this object."""
+        """The links, for `stats`; send and dial through this object."""
         return self._links
 
     def dial(self, address: PeerAddress) -> None:
@@ -45,7 +45,7 @@ class AsyncLinks:
         self._watch()
 
     def send(self, peer: PeerName, envelope: Envelope) -> bool:
-        """As Links.send: never blocks, False when dropped."""
+        """Send as Links.send does: never blocks, False when dropped."""
         num_redialled = self._links.stats.redialled
         sent = self._links.send(peer, envelope)
         if self._links.stats.redialled > num_redialled:

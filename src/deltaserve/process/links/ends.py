@@ -41,12 +41,13 @@ class SendOutcome(Enum):
 
 
 class Change(Enum):
-    """Of a dialled connection."""
+    """What has become of a dialled connection."""
 
     UP = "up"
     DOWN = "down"
     REFUSED = "refused"
-    """It ended before it was up: the other side closed it, or either took the other's bytes for none of a member."""
+    """The connection ended before it was up: the other side closed it, or either took the other's bytes for none of a
+    member."""
 
 
 class Listener:
@@ -137,7 +138,7 @@ class Dialer:
 
 
 def receive_parts(socket: Socket, limit: int) -> list[list[bytes]]:
-    """At most `limit` messages that are there now, each as its parts."""
+    """Messages that are there now, each as its parts; at most `limit`."""
     messages: list[list[bytes]] = []
     while len(messages) < limit:
         try:
@@ -190,7 +191,7 @@ def _monitor(socket: Socket, events: int) -> Socket:
 
 
 def _events(monitor: Socket) -> Iterator[int]:
-    """What happened meanwhile."""
+    """What happened on a connection since the last call."""
     if is_readable(monitor):
         for parts in receive_parts(monitor, _MAX_EVENTS):
             yield parse_monitor_message(parts)["event"]

@@ -11,12 +11,14 @@ class LinkLimits:
 
     outbox_frames: int = 1000
     outbox_bytes: int = 8 << 20
-    """Of frames of at least 64 KiB that have not left yet. One frame may exceed it when nothing else waits."""
+    """Most bytes of frames of at least 64 KiB that have not left yet. One frame may exceed it when nothing else
+    waits."""
     inbox_frames: int = 1000
     redial_s: float = 1.0
-    """A dialled connection at least that old that takes no frame any more is given up and dialled anew."""
+    """Age from which on a dialled connection that takes no frame any more is given up and dialled anew."""
     silence_s: float = 6.0
-    """So is one that was refused and not heard of since. Longer than a handshake and the pause before it may take."""
+    """Silence after which a refused connection is dialled anew: longer than a handshake and the pause before it may
+    take."""
     max_frame_bytes: int = LARGE_FRAME_BYTES
     """A longer one closes the connection before it is read."""
     frames_per_turn: int = 256
@@ -35,18 +37,18 @@ class LinkStats:
     received: int = 0
     sent: int = 0
     dropped_full: int = 0
-    """The outbox was full."""
+    """Frames dropped because the outbox was full."""
     dropped_no_link: int = 0
-    """No link to that peer, or its connection is gone."""
+    """Frames dropped because there is no link to that peer, or its connection is gone."""
     dropped_oversize: int = 0
-    """Ours exceeded the limit of its type."""
+    """Frames of ours dropped because they exceeded the limit of their type."""
     malformed: int = 0
     ignored: int = 0
-    """From a link that is ignored after too many malformed frames."""
+    """Frames from a link that is ignored after too many malformed ones."""
     refused_dials: int = 0
     redialled: int = 0
     """Not frames: connections given up because they took none, or were refused and not tried again."""
 
     def as_metrics(self) -> dict[str, float]:
-        """Prometheus name |-> value."""
+        """The counts by their Prometheus name."""
         return {f'deltaserve_link_frames_total{{kind="{f.name}"}}': float(getattr(self, f.name)) for f in fields(self)}

@@ -27,7 +27,7 @@ _DEFAULT_LIMITS = LinkLimits()
 _ROUTES_OF_A_NAME = 2
 """Connections remembered: a process that dials anew is heard over the former one for a moment longer."""
 _SOCKETS_OF_A_PEER = 3
-"""Of ZeroMQ: its own, and two through which its monitor speaks."""
+"""ZeroMQ sockets per peer: its own, and two through which its monitor speaks."""
 _SOCKETS_OF_A_PROCESS = 16
 """The listener's, the authenticator's, and those that are being closed."""
 
@@ -63,7 +63,7 @@ class Links:
         self._refused: Counter[PeerName] = Counter()
         """Handshakes in a row that ended before a dialled peer was there, over redials too."""
         self._refused_at: dict[PeerName, float] = {}
-        """Of dialled connections of which nothing was heard since."""
+        """When each dialled connection was refused of which nothing was heard since."""
         self._complaints: dict[PeerName, str] = {}
 
     # ------------------------------------------------------------ connections
@@ -77,7 +77,7 @@ class Links:
 
     @property
     def port(self) -> int:
-        """Of the listener. Raises ValueError when there is none."""
+        """Port of the listener. Raises ValueError when there is none."""
         if self._listener is None:
             raise ValueError("not listening")
         return self._listener.port

@@ -15,7 +15,7 @@ from deltaserve.process.links.ends import Context, Socket
 _MAX_PATH_BYTES = 100
 """A socket's address holds 107 bytes (unix(7))."""
 _MAX_FRAMES = 10_000
-"""That wait to be sent or taken: more mean that the other side takes none."""
+"""Most frames that wait to be sent or taken: more mean that the other side takes none."""
 _SHORTEST_POLL_S = 0.001
 
 

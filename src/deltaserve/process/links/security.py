@@ -14,7 +14,7 @@ from zmq.utils import z85
 
 MIN_KEY_BYTES = 32
 _DOMAIN = b"deltaserve"
-"""With a domain enforced, a listener without a running authenticator accepts nobody."""
+"""Authentication domain of ZeroMQ: with one enforced, a listener without a running authenticator accepts nobody."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ def _join_group(spec: WorkerSpec) -> ExpertMesh | None:
 
 
 def _join(spec: WorkerSpec, shard: Shard, folder: Path) -> Collective:
-    """Waits for all ranks."""
+    """The collective of the ranks; waits for all of them."""
     device, limit_s = torch.device(rank_device(spec.device, shard)), spec.step_stuck_after_s
     if device.type == "cuda":
         return NcclCollective.join(shard, device, meeting_point(folder), limit_s)

@@ -55,7 +55,7 @@ def _told(values: Mapping[str, float], words: Mapping[str, str]) -> Iterator[str
 
 
 def _by_name(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Summed over labels."""
+    """Each metric's value, summed over labels."""
     totals: dict[str, float] = {}
     for sample in read_samples(metrics):
         totals[sample.name] = totals.get(sample.name, 0.0) + sample.value

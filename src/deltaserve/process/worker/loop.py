@@ -49,13 +49,13 @@ class LoopOptions:
     max_wait_s: float = 0.5
     """A turn is made at least that often: it is what the watchdog looks for."""
     check_every_s: float = 5.0
-    """Between two self-checks of an idle instance."""
+    """Pause between two self-checks of an idle instance."""
     check_every_steps: int = 1000
-    """Between two self-checks of a busy one."""
+    """Steps between two self-checks of a busy one."""
     look_every_s: float = 1.0
-    """Between two looks at pages in quarantine and at a step that does not end."""
+    """Pause between two looks at pages in quarantine and at a step that does not end."""
     tell_every_s: float = 10.0
-    """Between two lines about the load, while there is any."""
+    """Pause between two lines about the load, while there is any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,9 @@ class Loop:
         self._options = options
         self._on_turn = on_turn
         self._plans: deque[StepPlan] = deque()
-        """Submitted and not answered, the one that computes first."""
+        """Plans submitted and not answered, the one that computes first."""
         self._computing_since = 0.0
-        """Since when it does."""
+        """When the first of them began to compute."""
         self._pace = threads.pace
         self._is_active = False
         self._num_stop_signals = 0
@@ -103,7 +103,7 @@ class Loop:
         self._num_steps = 0
         self._load_line = LoadLine(options.tell_every_s)
         self._misfits: Mapping[PeerName, str] = {}
-        """As they were told last."""
+        """Misfits as they were told last."""
 
     # ------------------------------------------------------------ from outside
 

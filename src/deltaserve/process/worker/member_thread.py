@@ -46,7 +46,8 @@ class _Order(Enum):
 
 
 class MemberThread:
-    """As StepThread. Nothing else uses executor and mesh. A member that is gone ends this process."""
+    """The step thread of a group's member. Nothing else uses executor and mesh. A member that is gone ends this
+    process."""
 
     def __init__(self, executor: Executor, member: ExpertMember, results: Mailbox[StepResult | Reports]) -> None:
         self._executor = executor
@@ -55,7 +56,7 @@ class MemberThread:
         self._orders: Mailbox[StepPlan | _Order] = Mailbox()
         self._rounds = MemberRounds()
         self._is_told_to_rest = True
-        """By the loop, as it knows it."""
+        """Whether the loop has told it that no plan follows for now."""
         self._is_told_done = False
         self._is_stopping = False
         self._is_over = threading.Event()
@@ -101,7 +102,7 @@ class MemberThread:
                     (resting if takes_part else waiting).select()
 
     def _has_turned(self) -> bool:
-        """False: the thread ends."""
+        """Take a turn; whether the thread goes on."""
         mesh, rounds = self._member.mesh, self._rounds
         self._take_orders()
         while (part := rounds.next_part(rounds.is_resting and mesh.has_begun())) is not None:

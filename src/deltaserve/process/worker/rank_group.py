@@ -81,11 +81,11 @@ class RankProcesses:
         self._sockets = RankSockets()
         self._held = ExitStack()
         self.folder: Path = self._held.enter_context(private_folder(spec.state_dir))
-        """Of this user alone, for what the ranks meet over."""
+        """Folder of this user alone, for what the ranks meet over."""
         ranks = range(1, spec.tp_size)
         self.steps = [self._channel(steps_path(self.folder, rank)) for rank in ranks]
         self.transfers = [self._channel(transfers_path(self.folder, rank)) for rank in ranks]
-        """Of ranks 1 .. n - 1; the first for the step thread, the others for the transfer thread."""
+        """Links to ranks 1 .. n - 1: `steps` for the step thread, `transfers` for the transfer thread."""
         self._all_ready = threading.Event()
         self._asked_to_end: Mailbox[signal.Signals] = Mailbox()
         self._is_ending = False
@@ -107,7 +107,8 @@ class RankProcesses:
         return child
 
     def wait_ready(self) -> None:
-        """Until each has loaded its part and opened its transport. Whatever ends one meanwhile ends this process."""
+        """Wait until each rank has loaded its part and opened its transport. Whatever ends one meanwhile ends this
+        process."""
         self._all_ready.wait()
 
     def end(self) -> None:
@@ -232,7 +233,8 @@ class GroupExecutor:
 
 
 def compute_in_step(executor: Executor, plan: StepPlan) -> StepResult:
-    """As `executor.execute`, where other ranks compute the same: a step that fails here is over for all of them."""
+    """Do what `executor.execute` does, where other ranks compute the same: a step that fails here is over for all
+    of them."""
     try:
         result = executor.execute(plan)
     except Exception:

@@ -36,7 +36,7 @@ class RankChannel:
         return self._log.num_unanswered
 
     def send(self, body: bytes) -> None:
-        """Raises RankSilent."""
+        """Send an entry. Raises RankSilent."""
         self._socket.send(self._log.seal(body), self._limit_s)
 
     def receive(self, wait_s: float | None) -> bytes | None:
@@ -117,7 +117,7 @@ def _values(inputs: TokenValues | TokenOf) -> bytes:
 
 
 def decode_plan(body: bytes) -> StepPlan:
-    """Raises RankLogError."""
+    """The plan in an entry. Raises RankLogError."""
     plan = decode_entry(_plans, body)
     items = tuple(_item(item) for item in plan.items)
     return StepPlan(plan.step, items, plan.work, plan.opens, plan.pages, plan.closes, plan.least_likely)
@@ -142,7 +142,7 @@ def encode_done_step(done: StepDone) -> bytes:
 
 
 def decode_done_step(body: bytes) -> StepDone:
-    """Raises RankLogError."""
+    """The answer to a step in an entry. Raises RankLogError."""
     return decode_entry(_dones, body)
 
 
@@ -151,7 +151,7 @@ def decode_done_step(body: bytes) -> StepDone:
 
 @dataclass(frozen=True, slots=True)
 class Idleness:
-    """Of a rank: whether nothing it posted waits for completion."""
+    """Whether nothing that a rank posted waits for completion."""
 
     is_idle: bool
 

@@ -52,7 +52,7 @@ class RankPlane:
             self._tell(other, Polling(is_active), now)
 
     def poll(self, now: float) -> list[TransferReport]:
-        """Raises RankLost."""
+        """Reports of all ranks since the last call. Raises RankLost."""
         reports = self._reduce(0, self._own.poll(now))
         for other in self._others:
             with heard_from(other.rank):

@@ -47,9 +47,9 @@ class RankSeat:
 
     shard: Shard
     boot: Boot
-    """Of rank 0."""
+    """Boot of rank 0."""
     folder: Path
-    """Where the ranks meet."""
+    """Folder in which the ranks meet."""
 
 
 @dataclass(frozen=True, slots=True)

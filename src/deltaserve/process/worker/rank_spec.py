@@ -15,7 +15,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     worker: WorkerSpec
     boot: Boot
-    """Of rank 0."""
+    """Boot of rank 0."""
 
 
 def write_rank_spec(spec: RankSpec, folder: Path) -> Path:
@@ -26,7 +26,7 @@ def write_rank_spec(spec: RankSpec, folder: Path) -> Path:
 
 
 def read_rank_spec(path: Path) -> RankSpec:
-    """Raises ConfigError."""
+    """The spec in a file. Raises ConfigError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=RankSpec)
     except (OSError, msgspec.DecodeError) as error:

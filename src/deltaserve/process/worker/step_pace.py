@@ -9,23 +9,23 @@ from math import inf
 from typing import Protocol
 
 _LEARNS = 0.2
-"""At each step that only decodes, of how long these take."""
+"""Weight of a new step that only decodes in the running mean of how long these take."""
 _MARGIN = 0.15
 _MIN_MARGIN_S = 0.002
 """So much before the expected end, or the share of a step above: it takes a part of a millisecond to plan."""
 _MIN_STEP_S = 2 * _MIN_MARGIN_S
-"""Behind a shorter step nothing is planned."""
+"""Shortest step behind which another one is planned."""
 
 
 class PlanPace(Protocol):
-    """Of the step thread."""
+    """When the step thread's next plan is made."""
 
     def learn(self, seconds: float) -> None:
         """So long took a step that only decodes."""
         ...
 
     def plan_at(self, began: float) -> float:
-        """For a step that began then; infinity: not while it computes."""
+        """When to plan behind a step that began then; infinity: not while it computes."""
         ...
 
 
@@ -34,14 +34,14 @@ class EagerPace:
     lets the device wait, and launching takes as long as the host needs for all of the step's layers."""
 
     def learn(self, seconds: float) -> None:
-        """Of no meaning here."""
+        """Take note of a step's length, which has no meaning here."""
 
     def plan_at(self, began: float) -> float:
         return began
 
 
 class StepPace:
-    """Of one step thread. A step that ends sooner than expected is followed by one planned then."""
+    """The pace of one step thread. A step that ends sooner than expected is followed by one planned then."""
 
     def __init__(self) -> None:
         self._expected_s = 0.0
@@ -51,7 +51,7 @@ class StepPace:
         self._expected_s += (_LEARNS if self._expected_s else 1.0) * (seconds - self._expected_s)
 
     def plan_at(self, began: float) -> float:
-        """For a step that began then; infinity: not while it computes."""
+        """When to plan behind a step that began then; infinity: not while it computes."""
         if self._expected_s < _MIN_STEP_S:
             return inf
         return began + self._expected_s - max(_MIN_MARGIN_S, _MARGIN * self._expected_s)

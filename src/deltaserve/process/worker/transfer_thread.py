@@ -39,7 +39,7 @@ class DataPlane(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the transport."""
+        """Close the plane with its transport."""
         ...
 
 

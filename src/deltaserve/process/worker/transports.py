@@ -32,7 +32,8 @@ def evidence_of(spec: WorkerSpec) -> Evidence:
 
 
 def open_transport(spec: WorkerSpec, me: PeerName, boot: Boot, regions: Sequence[Region]) -> Transport:
-    """Of the rank `me`, with its regions. Raises TransportError: one line with library, memory, cause and way out."""
+    """Transport of the rank `me`, with its regions. Raises TransportError: one line with library, memory, cause and
+    way out."""
     try:
         transport = _make(spec, me, boot)
         try:

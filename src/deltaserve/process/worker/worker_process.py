@@ -48,7 +48,7 @@ class WorkerParts:
     open_plane: Callable[[], DataPlane]
     """Called in the transfer thread."""
     member: ExpertMember | None = None
-    """Of an expert group."""
+    """Member of an expert group; None: the worker is in none."""
     launcher: Launcher | None = None
     """The executor, where its device computes beside the host."""
 

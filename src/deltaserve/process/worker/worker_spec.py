@@ -20,7 +20,7 @@ from deltaserve.transports.nixl.ucx_environment import ucx_environment
 
 
 class ExpertSeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a worker in an expert group."""
+    """Place of a worker in its expert group."""
 
     member: int
     size: int
@@ -39,44 +39,44 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     device: str
     """`cpu` or `cuda:N`, of rank 0; each further rank has the next GPU."""
     dtype: DType
-    """Of weights and activations."""
+    """Type of weights and activations."""
     quantization: Quantization = "none"
     """Which matrices are codes."""
     kv_dtype: DType
     state_dtype: DType = DType.FLOAT32
-    """Of recurrent states."""
+    """Type of recurrent states."""
     page_size: int
-    """Tokens."""
+    """Tokens per page."""
     num_pages: tuple[int, ...]
-    """Per pool."""
+    """Pages of each pool."""
     max_running_requests: int
     max_context_len: int
-    """Tokens."""
+    """Most tokens of a request, prompt and output."""
     secret_path: str
     """File of the cluster secret: at least 32 bytes without surrounding white space."""
     model_overrides: str | None = None
     """JSON object that replaces keys of config.json."""
     host: str = "127.0.0.1"
     port: int = 0
-    """Of worker links; 0 takes any."""
+    """Port of worker links; 0 takes any."""
     curve: bool = False
     """Encrypt and authenticate worker links with keys derived from the cluster secret."""
     transport: Literal["local", "nixl", "mooncake"] = "nixl"
-    """What moves the pages."""
+    """Library that moves the pages."""
     transport_folder: str = ""
-    """With local: private, and the same for all workers."""
+    """Folder of the local transport: private, and the same for all its workers."""
     transport_tls: str = "tcp,self"
     """UCX_TLS; with mooncake its protocol."""
     transport_devices: str = "lo"
     """UCX_NET_DEVICES: where page transfers may listen; with mooncake its RDMA devices."""
     transport_host: str = "127.0.0.1"
-    """With mooncake: the address under which peers reach this machine on the network of page transfers."""
+    """Address under which peers reach this machine on the network of page transfers; read by mooncake."""
     transport_fenced: str | None = None
     """Transports of which this site says that a destroyed endpoint is a fence, beside those known to be."""
     staging: StagingMode | None = None
     """Which transfers between unequal numbers of ranks go through staging memory. None: there is no such memory."""
     staging_bytes: int = 0
-    """Of each rank."""
+    """Staging memory of each rank."""
     options: InstanceOptions = InstanceOptions()
     drain_grace_s: float = 30.0
     """After SIGTERM the worker ends at the latest then."""
@@ -93,7 +93,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_threads: int = 1
     """Compute threads of a rank."""
     least_threads: int = 1
-    """So many compute where more would wait for cores."""
+    """Threads of a rank that compute even where more would wait for cores."""
     core_share: CoreShare | None = None
     """Cores that the workers of this server divide, and lend each other. None: it has its own."""
     attention_backend: Literal["auto", "native", "torch", "triton", "flashinfer"] = "auto"
@@ -110,7 +110,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def head_of(drafts: str, draft_path: str | None) -> HeadFrom | None:
-    """Of a worker that guesses by a draft head."""
+    """Where the draft head comes from; None: the worker does not guess by one."""
     return None if drafts in ("off", "NGRAM") else HeadFrom(None if draft_path is None else Path(draft_path))
 
 
@@ -133,12 +133,12 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
 
 
 def encode_spec(spec: WorkerSpec) -> bytes:
-    """As `read_spec` reads it."""
+    """The spec as `read_spec` reads it."""
     return msgspec.json.format(msgspec.json.encode(spec), indent=2)
 
 
 def write_spec(spec: WorkerSpec, path: Path) -> None:
-    """As JSON, mode 0600."""
+    """Write the spec as JSON, mode 0600."""
     path.touch(mode=0o600)
     path.write_bytes(encode_spec(spec))
 

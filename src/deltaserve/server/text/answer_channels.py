@@ -18,11 +18,11 @@ class Marker(Enum):
     TURN = "turn"
     """The role of who speaks."""
     NAME = "name"
-    """The channel's name."""
+    """The name of the channel."""
     TEXT = "text"
     """The message itself, up to an end."""
     END = "end"
-    """Of a message. What follows is the next one's header."""
+    """The end of a message. What follows is the next one's header."""
     INSIDE = "inside"
     """A part of a header without a meaning of its own."""
 
@@ -90,7 +90,7 @@ def find_channels(control: Mapping[str, int], chat: str | None) -> Channels | No
 
 _MAX_HEADER_CHARS = 256
 _ADDRESSED = "to="
-"""In a header: the message is a call."""
+"""Word in a header that makes the message a call."""
 
 Shown = tuple[AnswerPart, str]
 
@@ -105,7 +105,7 @@ class ChannelReader:
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
         self._header: list[tuple[Marker | None, str]] | None = []
-        """Of the message that comes; None: in a text."""
+        """Header of the message that comes; None: in a text."""
         self._part = AnswerPart.CONTENT
         self._is_raw = False
         """The text is shown with its markers."""

@@ -10,8 +10,8 @@ from deltaserve.server.text.detokenize import TokenBytes
 _log = logging.getLogger(__name__)
 _PLAIN = "\n" + bytes(range(32, 127)).decode()
 _OF_SCRIPTS = frozenset([*range(0x80, 0xC0), *range(0xC2, 0xF1)])
-"""Of the UTF-8 of the world's scripts. Control characters and the planes without a character are left out: published
-vocabularies that were trained on text lack some of these."""
+"""Bytes in the UTF-8 of the world's scripts. Control characters and the planes without a character are left out:
+published vocabularies that were trained on text lack some of these."""
 
 
 def check_coverage(tokenizer: Tokenizer, table: TokenBytes, vocab_size: int, where: str) -> None:
@@ -32,7 +32,7 @@ def check_coverage(tokenizer: Tokenizer, table: TokenBytes, vocab_size: int, whe
 
 
 def _normalized(tokenizer: Tokenizer, char: str) -> str:
-    """As the vocabulary sees it: lower case, for one, or `▁` for a space."""
+    """The character as the vocabulary sees it: lower case, for one, or `▁` for a space."""
     if tokenizer.normalizer is None:
         return char
     return str(tokenizer.normalizer.normalize_str(char)).replace("▁", " ")

@@ -1,4 +1,4 @@
-"""From token ids to text, one at a time: the bytes of each token, and a UTF-8 decoder that waits for characters."""
+"""Turns token ids into text, one at a time: the bytes of each token, and a UTF-8 decoder that waits for characters."""
 
 import codecs
 import json

@@ -27,7 +27,7 @@ def end_ids(named: Iterable[int], files: TextFiles, template: ChatTemplate | Non
 
 
 def control_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """Control token |-> id."""
+    """Control tokens of a tokenizer |-> their ids."""
     return {each.content: token for token, each in tokenizer.get_added_tokens_decoder().items() if each.special}
 
 

@@ -29,8 +29,8 @@ _SPECIAL_NAMES = {
 """Name in a chat template |-> key below tokenizer.ggml."""
 _NEW_TEMPLATE = "write the file anew with another (gguf-new-metadata --chat-template-file), which may be empty"
 LOCAL_SAMPLING: Mapping[str, object] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-"""Of files that recommend no sampling: llama.cpp's defaults, for whose files they are. Small quantized models, which is
-what most of these are, write rubbish at temperature 1 with nothing cut off."""
+"""Sampling of files that recommend none: llama.cpp's defaults, for whose files they are. Small quantized models, which
+is what most of these are, write rubbish at temperature 1 with nothing cut off."""
 
 
 def read_gguf(model: GgufModel) -> TextFiles:

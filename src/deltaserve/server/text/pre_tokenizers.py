@@ -38,7 +38,7 @@ _LETTERS_OF_DEEPSEEK = (
     r"\x{104B0}-\x{104D3}\x{104D8}-\x{104FB}\x{10C80}-\x{10CB2}\x{10CC0}-\x{10CF2}\x{118A0}-\x{118DF}"
     r"\x{1E900}-\x{1E943}]+"
 )
-"""Those that have cases."""
+"""Letters that have cases."""
 _MARKS_OF_DEEPSEEK = r"\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+"
 
 

@@ -28,7 +28,7 @@ class QuotingTokenizer:
         self._ids = {self._tokenizer.token_to_id(self._names[each.content]): token for token, each in added.items()}
         ordered = sorted(self._names, key=len, reverse=True)
         self.control = re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
-        """Any control token."""
+        """Pattern of any control token."""
 
     def encode(self, pieces: Sequence[tuple[str, bool]]) -> tuple[int, ...]:
         """Ids of the pieces in a row, each (text, is control token)."""
@@ -37,6 +37,7 @@ class QuotingTokenizer:
 
 
 def fast_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
-    """As a batch of one: `encode` holds the interpreter's lock, 0.4 s for 300 KB, and stops every stream meanwhile."""
+    """Ids of the text, encoded as a batch of one: `encode` holds the interpreter's lock, 0.4 s for 300 KB, and stops
+    every stream meanwhile."""
     ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
     return ids

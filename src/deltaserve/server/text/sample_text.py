@@ -22,7 +22,7 @@ class TextOptions:
     hides_output: bool
     """The client asked for no output tokens, only for what is said about its prompt."""
     channels: Channels | None = None
-    """In which the answer comes; None: all of it is its text."""
+    """Channels in which the answer comes; None: all of it is its text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,11 @@ class TokenMaps:
     """The files' contents; empty where there is no such file."""
 
     config: _Values
-    """tokenizer_config.json"""
+    """Content of tokenizer_config.json."""
     special: _Values
-    """special_tokens_map.json"""
+    """Content of special_tokens_map.json."""
     added: _Values
-    """added_tokens.json: token |-> id."""
+    """Content of added_tokens.json: token |-> id."""
 
     def names(self) -> dict[str, str]:
         """bos_token, eos_token, ... as plain strings, for the template. Raises ConfigError naming file and field."""
@@ -43,7 +43,7 @@ class TokenMaps:
         return special | config if "added_tokens_decoder" in self.config else config | special
 
     def complete(self, tokenizer: Tokenizer) -> None:
-        """In place: adds tokens that tokenizer.json lacks, and marks those that are special by their role.
+        """Add in place the tokens that tokenizer.json lacks, and mark those that are special by their role.
 
         Raises ConfigError for one that would get another id than its file says.
         """
@@ -115,7 +115,7 @@ def _required(value: object, where: str, holds: str) -> AddedToken:
 
 
 def _token(value: object, where: str, *, is_special: bool = True) -> AddedToken | None:
-    """From a string or an object; None: it is no token."""
+    """The token that a string or an object describes; None: it is no token."""
     if isinstance(value, str):
         return AddedToken(whole(value, where), special=is_special, normalized=False)
     content = value.get("content") if isinstance(value, dict) else None
@@ -131,7 +131,7 @@ def _as_special(token: AddedToken) -> AddedToken:
 
 
 def _flag(values: _Values, name: str, where: str) -> bool:
-    """False when absent."""
+    """The flag's value; False when absent."""
     value = values.get(name, False)
     if not isinstance(value, bool):
         raise ConfigError(f"{where}: {name} is {shown(value)}, expected true or false")

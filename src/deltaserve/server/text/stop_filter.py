@@ -30,7 +30,7 @@ class HiddenStops:
         return "".join(self._texts.get(char, char) for char in stop)
 
     def shown(self, text: str) -> str:
-        """Text without marks."""
+        """The text without marks."""
         return "".join(char for char in text if char not in self._texts) if self._texts else text
 
 
@@ -92,5 +92,5 @@ class StopFilter:
 
 @lru_cache(maxsize=16)
 def _heads(stops: tuple[str, ...]) -> frozenset[str]:
-    """Their proper prefixes: one look for each length of a tail, however many stop strings there are."""
+    """Proper prefixes of the stop strings: one look for each length of a tail, however many stop strings there are."""
     return frozenset(stop[:size] for stop in stops for size in range(1, len(stop)))

@@ -23,7 +23,7 @@ MAX_TEMPLATE_BYTES = 64 * 1024
 MAX_OUTPUT_CHARS = 16 * 1024 * 1024
 
 MAX_REASON_CHARS = 300
-"""Of what a template says about messages that it refuses."""
+"""Most characters of what a template says about messages that it refuses."""
 
 PLAIN_CHAT: Sequence[Message] = ({"role": "user", "content": "hello"},)
 """What every template must be able to render."""
@@ -62,7 +62,7 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Its body, in a scope of its own."""
+        """The body of the tag, in a scope of its own."""
         lineno = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
 

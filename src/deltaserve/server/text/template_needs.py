@@ -14,7 +14,7 @@ Render = Callable[[Sequence[Message]], str]
 """Raises TemplateError where the template refuses the messages."""
 
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
-"""Under which templates read an earlier turn's reasoning, the most common first."""
+"""Names under which templates read an earlier turn's reasoning, the most common first."""
 
 
 class TemplateError(DeltaserveError):
@@ -31,7 +31,7 @@ class ArgumentForm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TemplateNeeds:
-    """Decided once for each template."""
+    """What one template needs; decided once."""
 
     arguments: ArgumentForm = ArgumentForm.OBJECT
     takes_null: bool = True
@@ -45,11 +45,11 @@ class TemplateNeeds:
     reasoning: str | None = None
     """The name under which it shows reasoning; None: it never does."""
     shows_name: bool = False
-    """The `name` of a message."""
+    """Whether it shows the `name` of a message."""
     short_ids: bool = False
-    """It takes ids of calls of nine letters or digits alone."""
+    """Whether it takes only ids of calls that have nine letters or digits."""
     knows_developer: bool = False
-    """It treats the role `developer` otherwise than a role that it has never heard of."""
+    """Whether it treats the role `developer` otherwise than a role that it has never heard of."""
 
 
 _WORD, _SECOND, _KEY, _VALUE, _CALLED = "qavuzo", "remiko", "tosabe", "lupimo", "gerafu"
@@ -113,7 +113,7 @@ _LIST_SIGNS = ("'text':", '"text":', 'text\\"')
 
 
 def _has(text: str, *words: str) -> bool:
-    """In whichever case: a template may write a text in capitals."""
+    """Whether the text has these words, in whichever case: a template may write a text in capitals."""
     text = text.casefold()
     return all(word in text for word in words)
 

@@ -72,9 +72,9 @@ class TextCodec:
         self._table = TokenBytes(tokenizer, vocab_size)
         self._quoting = QuotingTokenizer(tokenizer)
         self.control_ids: Mapping[str, int] = control_ids(tokenizer)
-        """Control token |-> id."""
+        """Control tokens of the tokenizer |-> their ids."""
         self.channels = find_channels(self.control_ids, answered_chat(template)) if template else None
-        """In which chats are answered; None: an answer is its text."""
+        """Channels in which chats are answered; None: an answer is its text."""
 
     @staticmethod
     def load(

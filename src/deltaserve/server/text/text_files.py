@@ -27,10 +27,10 @@ class TemplateSource:
 
 @dataclass(frozen=True, slots=True)
 class TextFiles:
-    """Of a Hugging Face folder, or of a GGUF file in the same words."""
+    """The text side of a Hugging Face folder, or of a GGUF file in the same form."""
 
     generation: Mapping[str, object]
-    """generation_config.json; empty without one."""
+    """Content of generation_config.json; empty without one."""
     special_names: Mapping[str, str]
     """bos_token, eos_token, ... for the template."""
     tokenizer: Tokenizer
