@@ -76,7 +76,7 @@ def test_between_page_sizes(tiny_models: Path) -> None:
 def counted(path: Path, setup: Setup) -> float:
     """Accepted per round over prompts that no cache holds."""
     product = Product(path, 1, 1, setup=setup)
-    answers = [product.serve(random_tokens(40 + 7 * seed, seed), max_tokens=96)[0] for seed in range(10)]
+    answers = product.serve(*(random_tokens(40 + 7 * seed, seed) for seed in range(10)), max_tokens=96)
     product.close()
     return accepted_per_round(answers)
 
