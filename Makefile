@@ -15,7 +15,7 @@ $(READY): $(STAMP) $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) $(NATIVE)/compile_l
 	@$(PYTHON) -m deltaserve.compute.native.compile_library
 	@touch $@
 
-.PHONY: help venv demo check test test-full test-lowest sim sim-mutants features soak bench gpu-check format clean
+.PHONY: help venv demo docs check test test-full test-lowest sim sim-mutants features soak bench gpu-check format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ venv: $(READY) ## Create .venv: torch for CPU where there is no NVIDIA GPU, then
 
 demo: $(READY) ## Prefill and decode apart, decode's cache off and on; a talk with a language model, left running by KEEP=1
 	@$(PYTHON) -m deltaserve.cli.main demo $(if $(KEEP),--keep) $(ARGS)
+
+docs: $(READY) ## The documentation as a site in out/site, built without a network
+	@$(PYTHON) -m tools.docs_site
 
 check: $(READY) ## Format, lint, strict types, import law, security rules: what CI checks
 	@scripts/check
