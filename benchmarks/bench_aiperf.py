@@ -41,7 +41,7 @@ class Told:
     requests_per_s: float
     ttft_ms_p50: float
     cached_share: float
-    """Of prompt tokens, as the answers' usage says."""
+    """Share of prompt tokens that were cached, as the answers' usage says."""
 
 
 def ask_with_aiperf(program: Path, url: str, seed: int) -> Told:

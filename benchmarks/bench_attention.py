@@ -99,7 +99,7 @@ class Machine:
 
     read_gb_s: float
     gflop_s: float
-    """Of a product of two float32 matrices of 1024 x 1024."""
+    """Rate of a product of two float32 matrices of 1024 x 1024."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Rate:
     backend: str
     ms: float
     gb_s: float
-    """Of KV, each shared position once."""
+    """Rate at which KV is read, each shared position once."""
     gflop_s: float
 
 

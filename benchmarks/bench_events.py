@@ -121,7 +121,7 @@ class Bench:
         )
 
     def offer(self) -> Offer:
-        """Of a prompt like those of `submit`."""
+        """An offer of a prompt like those of `submit`."""
         submit = self.submit(PREFILL)
         return Offer(
             room=submit.room,
@@ -134,7 +134,7 @@ class Bench:
         )
 
     def grant(self, room: Room, number: int) -> Grant:
-        """Of a whole prompt."""
+        """A grant for a whole prompt."""
         pages = pack_u32(range(-(-self._num_tokens // PAGE_SIZE)))
         coverage = (Component(pool=0, first=0, pages=pages),)
         return Grant(room=room, attempt=1, ticket=number, coverage=coverage)

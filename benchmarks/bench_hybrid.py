@@ -141,7 +141,7 @@ def ask(served: Served, conversations: Sequence[Conversation], concurrency: int,
 
 @contextmanager
 def servers(*flags: Sequence[str], program: Sequence[str] | None = None) -> Iterator[list[Served]]:
-    """Of the model, ready and warm, up together."""
+    """Servers of the model, ready and warm, up together."""
     with ExitStack() as stack:
         rows = [() if ROWS in some else (ROWS, str(MAX_RUNNING)) for some in flags]
         lines = [(*FLAGS, *of_rows, *some) for of_rows, some in zip(rows, flags, strict=True)]

@@ -63,7 +63,7 @@ def show(name: str, times: Times, ratio: Ratio, bar: str) -> None:
 
 
 def matrices(weights: DecoderWeights) -> list[Matrix]:
-    """Of the layers, but those of experts."""
+    """Matrices of the layers, but those of experts."""
     parts = [part for layer in weights.layers for part in (layer.attention, layer.mlp)]
     values = [getattr(part, field.name) for part in parts for field in fields(part)]
     return [value.weight for value in values if isinstance(value, Linear)]

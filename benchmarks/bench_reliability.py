@@ -48,7 +48,7 @@ STREAM_LEN = 400
 MOVING_S = 0.1
 """After so long a prompt is in its middle."""
 KILLS = 2
-"""Of each kind per server: more than five of one worker in a minute and the supervisor gives up, as it should."""
+"""Kills of each kind per server: more than five of one worker in a minute and the supervisor gives up, as it should."""
 REPORT_S = 0.01
 
 
@@ -57,7 +57,7 @@ class Death:
     """One kill."""
 
     num_workers: int
-    """Of each kind."""
+    """Workers of each kind."""
     what: str
     outcome: str
     undisturbed_s: float
@@ -72,7 +72,7 @@ class Figures:
     load_average: float
     deaths: list[Death]
     reusable_ms: list[float]
-    """Of each abort, sorted."""
+    """Milliseconds of each abort until pages are reusable, sorted."""
 
 
 # ---------------------------------------------------------------- deaths

@@ -290,7 +290,8 @@ async def read_histogram(http: httpx.AsyncClient, name: str) -> Histogram:
 
 
 def quantile(before: Histogram, after: Histogram, share: float) -> float | None:
-    """Of the values that came between; evenly spread within a bucket. None: there were none, or it is in the last."""
+    """Quantile of the values that came between; evenly spread within a bucket. None: there were none, or it is in
+    the last."""
     counts = {bound: after[bound] - before.get(bound, 0.0) for bound in sorted(after)}
     wanted = share * max(counts.values(), default=0.0)
     lower, below = 0.0, 0.0
@@ -352,7 +353,7 @@ class Outcome:
     variant: Variant
     summary: BenchSummary
     running: Distribution
-    """Of decode's batch while the load is steady, as is the next."""
+    """Rows in decode's batch while the load is steady, as is the next."""
     usage: Distribution
     running_peak: int
     server_ttft: tuple[float | None, float | None]
@@ -503,7 +504,7 @@ def drawn_lengths(load: SeedLoad, prefill: Sequence[int], run: Callable[[Variant
 
 
 def bars_of(load: SeedLoad, rows: Outcomes) -> list[Bar]:
-    """Of a table's first rows."""
+    """Bars for a table's first rows."""
     off, on = rows[OFF], rows[ON]
     rate = on.summary.requests_per_s / off.summary.requests_per_s
     if load.name == DRAWN_LENGTHS:

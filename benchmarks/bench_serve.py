@@ -67,19 +67,19 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one server."""
+    """Figures of one server."""
 
     mode: str
     ready_s: float
     idle_cpu_percent: float
-    """Of one core, all processes together."""
+    """Share of one core, all processes together."""
     rss_mib: dict[str, float]
     ttft_ms_p50: float
     ttft_ms_p95: float
     first_token_ms_p50: float
     """The server's own account, without HTTP."""
     turn_ttft_ms_p50: float
-    """Of a prompt that repeats PROMPT_LEN cached tokens and adds TURN_LEN."""
+    """TTFT of a prompt that repeats PROMPT_LEN cached tokens and adds TURN_LEN."""
     wire: tuple[Wire, ...]
 
 

@@ -66,7 +66,7 @@ class Served:
         return self.http.get("/readyz").status_code == httpx.codes.OK
 
     def process(self, name: str) -> psutil.Process:
-        """Of the child's latest start."""
+        """Process of the child's latest start."""
         marker = f"deltaserve: {name}: starting, process "
         lines = [line for line in self._log.read_text().splitlines() if line.startswith(marker)]
         return psutil.Process(int(lines[-1].removeprefix(marker)))

@@ -49,13 +49,13 @@ QUESTIONS = (
     "Describe how a bill becomes a law.",
 )
 DOCUMENTS = ("safety.md", "reliability.md", "architecture.md", "operations.md")
-"""Of docs/: their first paragraphs are what is to be summarised."""
+"""Documents in docs/: their first paragraphs are what is to be summarised."""
 DOCUMENT_WORDS = 400
 MOST_APART = 0.02
 """By how much the guesses that a round accepts may differ between one worker and two."""
 NUM_DOCUMENTS = 8
 SHAPE = DocumentShape(num_facts=64, num_noise=32)
-"""Of documents that are asked about."""
+"""Shape of documents that are asked about."""
 Prompt = str | tuple[int, ...]
 """What a user says, or the tokens of a raw prompt."""
 SUMMARISE = "Summarize the following text. Quote its most important sentences word for word.\n\n"
@@ -88,7 +88,7 @@ class PairedRate:
     task: str
     at_a_time: int
     tokens_per_s: float
-    """Of the server that guesses: median over rounds."""
+    """Rate of the server that guesses: median over rounds."""
     plain_tokens_per_s: float
     ratio: float
     """Median of the ratios of rounds."""

@@ -148,7 +148,7 @@ class Work:
 
 
 def aged_pages(pool_pages: int, num_pages: int, seed: int) -> list[int]:
-    """Of grants of at most 40 pages out of a pool that the tree has filled."""
+    """Pages of grants of at most 40 pages out of a pool that the tree has filled."""
     worker = Worker(pool_pages, random.Random(seed))
     while worker.num_ended < 300:
         while len(worker.running) < max(2, pool_pages // 512):
@@ -188,7 +188,7 @@ class Pair:
         return PlacedPages(ARENA, first, self.pages[first : tokens.stop // self.page_size])
 
     def buffer(self, index: int) -> Tensor:
-        """Of the index-th chunk."""
+        """Buffer of the index-th chunk."""
         num_bytes = self.staged.num_bytes(len(self.chunks[index]))
         return self.slots[index % NUM_SLOTS, :num_bytes]
 

@@ -157,7 +157,7 @@ class Bench:
 
 
 def body_parameters(spec: ModelSpec) -> int:
-    """Of the matrices a token meets, without embedding and head; experts counted as used by one token."""
+    """Parameters of the matrices a token meets, without embedding and head; experts counted as used by one token."""
     attention = 2 * (spec.num_heads + spec.num_kv_heads) * spec.head_dim * spec.hidden_size
     total = 0
     for layer in spec.layers:

@@ -101,7 +101,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one load on one server."""
+    """Figures of one load on one server."""
 
     requests_per_s: float
     ttft_p50_ms: float
@@ -123,7 +123,7 @@ class Workload:
 
     @property
     def repeats(self) -> int:
-        """Of a small load: a few requests say little."""
+        """Repeats of a small load: a few requests say little."""
         return max(1, MIN_ASKED // self.num_requests)
 
     @property

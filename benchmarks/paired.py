@@ -14,11 +14,11 @@ class Times:
 
     @property
     def medians(self) -> tuple[float, ...]:
-        """Of each call."""
+        """Median of each call."""
         return tuple(statistics.median(taken) for taken in zip(*self.rounds, strict=True))
 
     def ratio(self, top: Sequence[int], bottom: Sequence[int]) -> "Ratio":
-        """Of the sums of some calls."""
+        """Ratio of the sums of some calls."""
         found = [(sum(times[i] for i in top), sum(times[i] for i in bottom)) for times in self.rounds]
         least = [sum(min(times[i] for times in self.rounds) for i in calls) for calls in (top, bottom)]
         return Ratio(statistics.median(a / b for a, b in found), least[0] / least[1])
@@ -27,7 +27,7 @@ class Times:
 @dataclass(frozen=True, slots=True)
 class Ratio:
     median: float
-    """Of the ratios of each round."""
+    """Median of the ratios of each round."""
     of_minima: float
     """Other load only ever adds: of the best time of each call."""
 

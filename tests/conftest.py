@@ -38,9 +38,9 @@ _FIXTURES = Path(__file__).parent / "fixtures"
 _GRACE_S = 60.0
 """After a test's time limit, which is a signal to Python, until its process is ended without Python."""
 _FIXTURES_S = 3 * 3600.0
-"""Of what is made before a test: compilations among it, on a busy machine."""
+"""Time limit of what is made before a test: compilations among it, on a busy machine."""
 _MAX_DATA_BYTES = psutil.virtual_memory().total // 2
-"""Of a test process, and of each process it starts: far beyond what any of them needs."""
+"""Memory limit of a test process, and of each process it starts: far beyond what any of them needs."""
 
 
 @pytest.fixture(scope="session")

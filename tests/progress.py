@@ -25,7 +25,7 @@ def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 class Progress:
-    """Of a run; with pytest-xdist of the process that hears of all others."""
+    """Progress of a run; with pytest-xdist that of the process that hears of all others."""
 
     def __init__(self, stderr: int, name: str | None) -> None:
         """`stderr`: that of the run, because while a test runs pytest keeps what goes to 2. Without `name` only

@@ -251,7 +251,7 @@ def global_state_breaches(module: Module) -> list[str]:
 
 
 def shared_names(modules: Sequence[Module]) -> set[str]:
-    """Of classes and files of more than one folder: whoever reads one must first find out which is meant."""
+    """Names of classes and files of more than one folder: whoever reads one must first find out which is meant."""
     owners: dict[str, set[str]] = defaultdict(set)
     for module in modules:
         folder = f"{module.package}/{module.room}"

@@ -1,6 +1,10 @@
-"""Documents name files that exist, every folder of the source has its page, and texts stay as short as they promise."""
+"""Documents name files that exist, every folder of the source has its page, and texts stay as short as they promise.
 
+Docstrings begin with their subject."""
+
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,3 +62,24 @@ def test_the_walk_through_one_request_names_few_files_and_all_exist() -> None:
     files = {path.name for path in SOURCE.rglob("*.py")}
     assert not [name for name in named if name.rpartition("/")[2] not in files]
     assert 30 < len(named) <= MAX_FILES_OF_A_REQUEST
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of every string that stands alone: of modules, classes, functions and fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "tools", "benchmarks"])
+def test_docstrings_begin_with_their_subject(folder: str) -> None:
+    """A docstring like `Of each pool.` leaves the reader to guess what is counted: `Pages of each pool.` says it."""
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text.strip().splitlines()[0]}"
+        for path in files
+        for line, text in docstrings(ast.parse(path.read_text()))
+        if text.split()[:1] == ["Of"]
+    ]
+    assert found == []

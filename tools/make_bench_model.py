@@ -61,7 +61,7 @@ def make_tokenizer(seed: int) -> Any:
 
 
 def common_values(tokenizer: Any) -> dict[str, Any]:
-    """Of both kinds' configurations."""
+    """Values in both kinds' configurations."""
     return {
         "vocab_size": VOCAB,
         "head_dim": 64,

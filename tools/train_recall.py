@@ -24,7 +24,7 @@ from tools.recall.train import STATE_STAGES, Recipe, train
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Of micro-model: what it looks answers up in."""
+    """A kind of micro-model: what it looks answers up in."""
 
     make_model: Callable[[], Any]
     recipe: Recipe

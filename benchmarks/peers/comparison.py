@@ -8,12 +8,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ServerFigures:
-    """Of one server under one load; latencies in ms."""
+    """Figures of one server under one load; latencies in ms."""
 
     requests_per_s: float
     output_tokens_per_s: float
     cached_share: float | None
-    """Of prompt tokens; None where the server does not say."""
+    """Share of prompt tokens that were cached; None where the server does not say."""
     ttft_p50: float
     ttft_p99: float
     itl_p50: float
@@ -23,7 +23,7 @@ class ServerFigures:
     ready_s: float
     num_failed: float
     bunched_share: float
-    """Of output tokens: those that came together with the one before. Many: ITL says little, TPOT more."""
+    """Share of output tokens that came together with the one before. Many: ITL says little, TPOT more."""
     client_lag_p99: float
     """How late the client itself was."""
     load: float
@@ -55,7 +55,7 @@ class ServerFigures:
 
 
 def medians(rounds: Sequence[ServerFigures]) -> ServerFigures:
-    """Of each figure; at least one round."""
+    """Median of each figure; at least one round."""
     middle: dict[str, Any] = {name: _median(getattr(one, name) for one in rounds) for name in HEADINGS}
     return ServerFigures(**middle)
 

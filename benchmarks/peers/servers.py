@@ -58,7 +58,7 @@ class Command:
     """One process (with its children) that listens on a port of its own."""
 
     name: str
-    """Of its log."""
+    """Name of its log."""
     argv: tuple[str | Path, ...]
     port: int
     env: Mapping[str, str] = field(default_factory=dict)

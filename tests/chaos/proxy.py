@@ -24,7 +24,7 @@ class Weather:
     delay_s: float = 0.0
     bytes_per_s: float | None = None
     corrupt_share: float = 0.0
-    """Of the chunks; one bit of such a chunk is flipped."""
+    """Share of the chunks that are corrupted; one bit of such a chunk is flipped."""
     holds_up: bool = False
     """Bytes to the worker wait."""
     holds_down: bool = False
@@ -86,8 +86,8 @@ class Proxy:
         return 1
 
     def _accept(self, listener: socket.socket) -> None:
-        """Of our own, not `asyncio.start_server`: that loses a connection which it has accepted and not yet told of
-        when it is closed."""
+        """Accept by our own code, not by `asyncio.start_server`: that loses a connection which it has accepted and not
+        yet told of when it is closed."""
         try:
             peer, _ = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):

@@ -38,9 +38,11 @@ NUM_USERS = 10
 NUM_CANARIES = 48
 CALM_AT_ONCE = 8
 WARM_UP_S = 60.0
-"""Of the storm: pools of threads, arenas of the allocator and caches fill. Resident memory counts from then on."""
+"""Warm-up of the storm: pools of threads, arenas of the allocator and caches fill. Resident memory counts from then
+on."""
 MAX_GROWTH_MIB = 64.0
-"""Of a process after the warm-up, however long the storm: steps, which are no leak as long as they are few."""
+"""Most growth of a process after the warm-up, however long the storm: steps, which are no leak as long as they are
+few."""
 _OTHER_ROLE = {"prefill": "decode", "decode": "prefill"}
 _REPORT_S = 1.2
 """Workers report twice a second: what is looked at must have been reported after the last request."""
@@ -57,9 +59,9 @@ class Report:
     num_misread: int = 0
     tally: Tally = field(default_factory=Tally)
     growth: dict[str, Growth] = field(default_factory=dict)
-    """Of resident memory, of processes that lived through it."""
+    """Growth of resident memory of processes that lived through the storm."""
     counts: dict[str, tuple[Counts, Counts]] = field(default_factory=dict)
-    """Of these, before and after."""
+    """Counts of these processes, before and after."""
     own_lag_s: float = 0.0
 
     def __str__(self) -> str:

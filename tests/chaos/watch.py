@@ -23,7 +23,7 @@ _NUM_SPANS = 12
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of one process."""
+    """What one process has open."""
 
     descriptors: int
     threads: int
@@ -77,8 +77,8 @@ def difference(before: Counts, after: Counts) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Of resident memory. A leak grows in every span; a first matrix product of a new shape, or one more arena, is a
-    single step, which a line through all samples would take for a leak when the run is short."""
+    """Growth of resident memory. A leak grows in every span; a first matrix product of a new shape, or one more arena,
+    is a single step, which a line through all samples would take for a leak when the run is short."""
 
     mib_per_min: float
     """The median over the spans."""
@@ -103,7 +103,7 @@ class Memory:
             await asyncio.sleep(_SAMPLE_S)
 
     def growth(self, warm_up_s: float) -> dict[str, Growth]:
-        """Of every process after the warm-up: medians of samples at the ends of each of `_NUM_SPANS` spans."""
+        """Growth of every process after the warm-up: medians of samples at the ends of each of `_NUM_SPANS` spans."""
         points = [(at_s, values) for at_s, values in self.samples if at_s >= warm_up_s]
         span_s = (points[-1][0] - points[0][0]) / _NUM_SPANS
         return {name: _growth([(x, values[name]) for x, values in points], span_s) for name in self.pids}

@@ -30,7 +30,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def shared_pair(tiny_models: Path) -> Iterator[Server]:
-    """Of the tiny llama, apart in prefill and decode. No test may end or stop a process of it."""
+    """A server of the tiny llama, apart in prefill and decode. No test may end or stop a process of it."""
     with (
         TemporaryDirectory(prefix="e2e-", ignore_cleanup_errors=True) as path,
         serving(Path(path), tiny_models / "llama", *_SHARED_FLAGS) as server,

@@ -18,8 +18,8 @@ def allowed_rows(factors: Sequence[Sequence[object]], is_allowed: Callable[[Row]
 
 
 def covering_rows(rows: Sequence[Row], begin_with: Iterable[Row]) -> list[Row]:
-    """Of `rows`, which are all that are allowed: those of `begin_with`, then greedily, in a fixed order, whichever has
-    the most pairs that none has yet."""
+    """Rows chosen from `rows`, which are all that are allowed: those of `begin_with`, then greedily, in a fixed order,
+    whichever has the most pairs that none has yet."""
     pairs = {row: pairs_of(row) for row in rows}
     missing = set[Pair]().union(*pairs.values())
     chosen = []

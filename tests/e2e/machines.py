@@ -214,7 +214,7 @@ def _names() -> list[str]:
 
 
 def remove_leftovers() -> None:
-    """Of processes that are gone."""
+    """Remove what processes left that are gone."""
     matches = filter(None, map(_OURS.fullmatch, _names()))
     _remove(match[0] for match in matches if not Path(f"/proc/{match[1]}").exists())
 

@@ -22,14 +22,14 @@ MAX_PAYLOAD_BYTES = 512
 
 
 def page_bytes(model: Path, page_size: int, kv_dtype: DType | None = None) -> int:
-    """Of all pools."""
+    """Bytes of a page over all pools."""
     spec = load_spec(model)
     return sum(pool_page_bytes(spec.cache_spec(page_size, kv_dtype or spec.dtype)))
 
 
 def moved_bytes(model: Path, page_size: int, length: int, hit: int, window_hit: int | None = None) -> int:
-    """Of the pages that a prompt brings to decode, which has `hit` tokens of it. A recurrent model's state is always
-    brought: who computes the prompt's last token has the one at its end.
+    """Bytes of the pages that a prompt brings to decode, which has `hit` tokens of it. A recurrent model's state is
+    always brought: who computes the prompt's last token has the one at its end.
 
     `window_hit`: as far as it has what a window shows of them, where that is not as far.
     """

@@ -19,7 +19,7 @@ from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_PAGES = 400
-"""Of each worker of the `shared_pair` that several files share."""
+"""Pages of each worker of the `shared_pair` that several files share."""
 _BEAT_S = 0.5
 _TAIL_LINES = 40
 Json = dict[str, Any]
@@ -96,7 +96,7 @@ class Answer:
     tops: list[list[float]]
     """Per output token: the values of the most likely tokens."""
     prompt_logprobs: list[float]
-    """Of prompt tokens 1 .. n-1; empty when not asked for."""
+    """Log-probabilities of prompt tokens 1 .. n-1; empty when not asked for."""
     finish: str
     usage: Json
 
@@ -196,11 +196,11 @@ class Server(Process, Api):
         return self.log().count(f" {name}: ready at")
 
     def pid(self, name: str) -> int:
-        """Of the latest start of a child."""
+        """Process id of the latest start of a child."""
         return int(re.findall(rf"deltaserve: {re.escape(name)}: starting, process (\d+)", self.log())[-1])
 
     def pids(self) -> dict[str, int]:
-        """Of the supervisor and its children."""
+        """Process ids of the supervisor and its children."""
         found = re.findall(r"deltaserve: (\S+): starting, process (\d+)", self.log())
         return {"supervisor": self.popen.pid, **{name: int(pid) for name, pid in found}}
 

@@ -44,7 +44,7 @@ def test_conversations_stay_on_their_member(group: Server, model: Path) -> None:
     """All at once, four turns of each: what came before is found, on the member that has it, and answers are right."""
 
     def talk(seed: int) -> list[tuple[int, int]]:
-        """Of each later turn: tokens known to prefix caches of decode, and tokens said before."""
+        """For each later turn: tokens known to prefix caches of decode, and tokens said before."""
         text, hits = random_prompt(40, seed), []
         for turn in range(4):
             known = len(text)

@@ -28,7 +28,7 @@ NUM_PARTS = 4
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 PAGE, WINDOW = 64, 512
 TOLERANCE = 5e-3
-"""Of log-probabilities in float32, over 18 layers and a vocabulary of 262,144."""
+"""Tolerance of log-probabilities in float32, over 18 layers and a vocabulary of 262,144."""
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,8 @@ def _assembled(folder: Path) -> Path:
 
 
 def test_answers_hits_and_bytes(weights: Path, folder: Path) -> None:
-    """Of a prompt beyond its windows, cold, repeated, cut before, at and after the window's edge, and continued."""
+    """A prompt beyond its windows is answered cold, repeated, cut before, at and after the window's edge, and
+    continued."""
     spec = load_spec(weights)
     assert [layer.window_len for layer in spec.layers].count(WINDOW) == 15
     reference = load_gguf(GgufModel.open(weights), torch.float32)

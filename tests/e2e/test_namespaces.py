@@ -290,7 +290,7 @@ def is_running(front: Api) -> bool:
 
 
 def doctor(cluster: Cluster, role: str, *changed: str, on: str | None = None) -> Ended:
-    """Of the command line of that role, with other values for some flags, on its machine."""
+    """Run doctor on the command line of that role, with other values for some flags, on its machine."""
     argv = cluster.argv(role)
     for flag, value in zip(changed[::2], changed[1::2], strict=True):
         if flag not in argv:
@@ -300,7 +300,7 @@ def doctor(cluster: Cluster, role: str, *changed: str, on: str | None = None) ->
 
 
 def test_doctor_finds_nothing_wrong_on_any_of_the_machines(cluster: Cluster) -> None:
-    """Of commands that run there; each machine also reaches the workers of the others."""
+    """Doctor looks at commands that run there; each machine also reaches the workers of the others."""
     with ThreadPoolExecutor(3) as pool:
         found = dict(zip(ROLES, pool.map(lambda role: doctor(cluster, role), ROLES), strict=True))
     for role, ended in found.items():

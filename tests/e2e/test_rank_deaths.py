@@ -73,7 +73,7 @@ def assert_came_back(server: Server, name: str, killed: psutil.Process, ranks: i
 
 
 def check_a_kill_in_the_middle_of_a_transfer(server: Server, name: str, seed: int) -> None:
-    """Of the last rank of `name`, while another answer is streamed."""
+    """Kill the last rank of `name`, while another answer is streamed."""
     ranks = num_ranks(server, name)
     streamed, *others = ask_about(3, 1, STREAM_LEN, seed)
     assert answers_to(server, others[:1]) == [others[0].answer]  # prefill has its pages and can send them at once

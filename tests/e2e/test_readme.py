@@ -101,7 +101,7 @@ def test_the_program_of_the_quickstart(tmp_path: Path) -> None:
 
 
 def test_every_flag_that_pages_name_exists() -> None:
-    """Of the commands in their blocks; what follows a flag is its value."""
+    """Flags of the commands in the pages' blocks exist; what follows a flag is its value."""
     for document in ("README.md", "docs/quickstart.md"):
         for line in "".join(text for language, text in blocks(document) if not language).splitlines():
             found = re.match(r"\.venv/bin/deltaserve (?:doctor (?=prefill|decode|router))?(\w+)(.*?)(?:#.*)?$", line)

@@ -17,9 +17,9 @@ PAGE = 16
 DOCUMENT_LEN = 3 * NUM_FACTS
 NUM_DOCUMENTS, NUM_QUESTIONS, ANSWER_LEN = 10, 8, 24
 NUM_PAGES = 100
-"""Of 120 that the documents take."""
+"""Pages of a worker; the documents take 120."""
 NUM_KV_HEADS = 2
-"""Of the model. A rank that has all that another one has writes whole pages: nothing to gather."""
+"""KV heads of the model. A rank that has all that another one has writes whole pages: nothing to gather."""
 EVICTED = "deltaserve_pages_evicted_total"
 SIDES = ((1, 2), (2, 1), (2, 4))
 QUICK = (1, 2, "on")

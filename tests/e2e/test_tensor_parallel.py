@@ -29,7 +29,7 @@ PATHS = {
     "mooncake": (*OVER_MOONCAKE, "--staging", "off"),
     "mooncake-staged": (*OVER_MOONCAKE, "--staging", "on"),
 }
-"""Of the pages, from prefill to decode."""
+"""Paths of the pages from prefill to decode, with their flags."""
 STAGED = ("staged", "mooncake-staged")
 PAGES = ((16, 16), (1, 1), (16, 64), (64, 16))
 """Tokens in a page of prefill and of decode."""
@@ -76,7 +76,7 @@ class Launch(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """Of what moves, one for each reader of it."""
+        """Copies of what moves, one for each reader of it."""
         return self.decode_ranks if self.family in REPLICATED else 1
 
     @property
@@ -90,7 +90,8 @@ class Launch(NamedTuple):
 
 
 FACTORS = (FAMILIES, RANKS, RANKS, (True, False), tuple(PATHS), PAGES, tuple(TOLERANCES))
-"""Of a Launch, in its order. Hits are no factor: prompts of which nothing, a part and all is cached go to each."""
+"""Values of a Launch's fields, in its order. Hits are no factor: prompts of which nothing, a part and all is cached go
+to each."""
 QUICK = (
     Launch("deepseek_v3", 2, 1, True, "direct", (16, 16)),
     Launch("minimax_m2", 1, 2, True, "staged", (16, 16)),
@@ -100,9 +101,9 @@ QUICK = (
 
 
 def is_allowed(row: Row) -> bool:
-    """Of other dtypes: elements are converted in staging memory alone, without it the handshake refuses
-    (control/engine/fitting.py). And only of llama is it known what rounding does to answers: other tiny models choose
-    other experts, or are taken as far away by fp8 on both sides, which is converted nowhere."""
+    """Whether a launch is allowed. Elements of other dtypes are converted in staging memory alone, without it the
+    handshake refuses (control/engine/fitting.py). And only of llama is it known what rounding does to answers: other
+    tiny models choose other experts, or are taken as far away by fp8 on both sides, which is converted nowhere."""
     launch = Launch(*row)  # type: ignore[arg-type]
     return launch.kv_dtype == "float32" or (launch.path in (*STAGED, "auto") and launch.family == "llama")
 

@@ -451,7 +451,7 @@ def test_an_override_lifts_the_context(tmp_path: Path) -> None:
 
 
 def test_an_override_reaches_the_text_part(tmp_path: Path) -> None:
-    """Of a multimodal file; what its wrapper has is replaced there."""
+    """An override of a multimodal file's text part is taken; what its wrapper has is replaced there."""
     wrapper = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": 1, "dtype": "float32"}
     text = {key: value for key, value in BASE.items() if key not in ("architectures", "dtype")}
     (tmp_path / "config.json").write_text(json.dumps({**wrapper, "text_config": {**text, "num_hidden_layers": 6}}))

@@ -149,7 +149,7 @@ def test_without_the_native_library_there_are_no_codes() -> None:
 
 
 def logprobs(driver: Driver, tokens: list[int]) -> Tensor:
-    """Of all tokens but the first, each with the whole vocabulary."""
+    """Log-probabilities of all tokens but the first, each with the whole vocabulary."""
     driver.open(0, tokens)
     (item,) = driver.step([extend(0, tokens, 0, len(tokens))]).items
     return torch.stack([distribution(one) for one in item.prompt_logprobs])

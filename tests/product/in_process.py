@@ -51,7 +51,7 @@ _STAGING_REGION = RegionId(99)
 
 
 def member_name(index: int) -> PeerName:
-    """Of a decode worker."""
+    """Name of a decode worker."""
     return PeerName(f"decode-{index}")
 
 
@@ -134,13 +134,13 @@ class TorchWorker(SimWorker):
         return SimRank(self, shard.rank, endpoint, transport, None, RankPace(0.001 * shard.rank, 0.0))
 
     def count(self, name: str) -> int:
-        """Of a counter of the endpoints, over all ranks."""
+        """A counter of the endpoints, summed over all ranks."""
         return sum(rank.endpoint.counters[name] for rank in self.ranks)
 
 
 @dataclass(frozen=True)
 class Pages:
-    """Of a worker."""
+    """Pages of one worker."""
 
     size: int = 16
     dtype: DType = DType.FLOAT32
@@ -148,7 +148,7 @@ class Pages:
 
 @dataclass(frozen=True)
 class Setup:
-    """Of both workers."""
+    """Setup of both workers."""
 
     chunk_len: int = 48
     """Rounded down to whole pages."""
@@ -167,9 +167,9 @@ class Setup:
     drafting: tuple[Role, ...] = ()
     """Workers that have the model's draft head."""
     draft_folder: Path | None = None
-    """Of the head; None: it is among the model's own weights."""
+    """Folder of the head; None: it is among the model's own weights."""
     num_drafts: int = 3
-    """Of a head, in a step of decode."""
+    """Guesses of a head in a step of decode."""
     is_unified: bool = False
     """One worker does both."""
     members: int = 1
@@ -338,7 +338,7 @@ class Product:
 
 
 def _num_pages(cache: CacheSpec, setup: Setup) -> tuple[int, ...]:
-    """Of each pool."""
+    """Pages of each pool."""
     count = -(-setup.num_contexts * setup.context_len // cache.page_size)
     return tuple(
         setup.state_slots if kept.lifetime is Lifetime.STATE and setup.state_slots is not None else count

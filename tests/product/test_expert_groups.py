@@ -18,7 +18,7 @@ PATHS = {"direct": None, "staged": StagingMode.ON}
 
 
 def check_conversations(product: Product, members: int, num_turns: int = 3, page: int = 16) -> None:
-    """Of as many clients as members, and one more, all at once; every answer is that of transformers."""
+    """Check conversations of one client more than members, all at once; every answer is that of transformers."""
     texts = [random_tokens(40 + 9 * client, client) for client in range(members + 1)]
     for turn in range(num_turns):
         known = [len(text) for text in texts]

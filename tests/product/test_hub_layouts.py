@@ -43,7 +43,7 @@ def edit(name: str, **fields: object) -> Layout:
 
 
 def edit_text(**fields: object) -> Layout:
-    """Of config.json, where the language model's fields are."""
+    """A layout with changed fields of config.json, where the language model's fields are."""
 
     def change(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())

@@ -40,7 +40,7 @@ class Flight:
 
     @property
     def num_pages(self) -> int:
-        """Of the pool with most in this chunk."""
+        """Pages of the pool with most in this chunk."""
         return max((len(pairs.src) for pairs in self.post.pairs), default=0)
 
 

@@ -47,7 +47,7 @@ def test_all_wait_for_a_member_that_is_stopped() -> None:
 
 @pytest.mark.parametrize("kind", [FaultKind.CRASH, FaultKind.CRASH_UNSEEN, FaultKind.DRAIN, FaultKind.PAUSE])
 def test_requests_are_answered_whatever_befalls_a_member(kind: FaultKind) -> None:
-    """Of a calm run with a group, in which that alone happens, several times."""
+    """Calm runs with a group, in which that alone happens, several times."""
     seeds = [seed for seed in range(1500) if draw_knobs(seed).shape.shares_experts][:12]
     num_struck = 0
     for seed in seeds:

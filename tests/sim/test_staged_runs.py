@@ -20,7 +20,7 @@ KNOBS = Knobs(
 
 
 def counts(knobs: Knobs, seed: int) -> dict[str, int]:
-    """Of all ranks of the workers that are there in the end."""
+    """Counters of all ranks of the workers that are there in the end."""
     run = Run(seed, knobs, Trace(0), Watch(8))
     report = run.judged()
     assert report.breach is None

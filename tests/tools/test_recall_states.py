@@ -38,7 +38,7 @@ def lost(own: Any, other: Any) -> None:
 
 
 def foreign(own: Any, other: Any) -> None:
-    """Of a document of the same length."""
+    """Give it the states of a document of the same length."""
     own.layers[1].recurrent_states[0].copy_(other.layers[1].recurrent_states[0])
 
 

@@ -22,7 +22,7 @@ POLLING_ONLY = NixlOptions(NIXL_OPTIONS.tls, NIXL_OPTIONS.net_devices, progress_
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """Of a puppet with a local transport."""
+    """Options of a puppet with a local transport."""
 
     folder: Path
     """Where puppets meet."""

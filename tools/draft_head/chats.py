@@ -30,7 +30,7 @@ class ChatForm:
     footer: tuple[int, ...]
     """The first of them ends the turn."""
     ends: frozenset[int]
-    """Of answers."""
+    """Tokens that end an answer."""
 
     @classmethod
     def of(cls, codec: TextCodec, name: str) -> "ChatForm":
@@ -92,7 +92,7 @@ class _Row:
     normed: list[Tensor] = field(default_factory=list)
 
     def take(self, read: Tensor, normed: Tensor) -> None:
-        """Of a step with all its new tokens."""
+        """Take what a step computed for all its new tokens."""
         self.num_computed = len(self.tokens)
         self.read.append(read.bfloat16())
         if self.first is not None:
@@ -124,7 +124,8 @@ class AnswerWriter:
         return self._written((self._answering(_Row(list(prompt)), rng) for prompt in prompts), self._goes_on)
 
     def _written(self, opened: Iterator[_Row], goes_on: Callable[[_Row, int], bool]) -> Iterator[Chat]:
-        """Of rows as they are opened; `goes_on` takes a row's next token and says whether it is not at its end."""
+        """Chats of rows as they are opened; `goes_on` takes a row's next token and says whether it is not at its
+        end."""
         rows = dict(enumerate(islice(opened, self._num_rows)))  # line |-> what it holds
         while rows:
             computed = self._target.compute(
@@ -151,7 +152,7 @@ class AnswerWriter:
         return row
 
     def _goes_on(self, row: _Row, token: int) -> bool:
-        """Of an answer."""
+        """Whether an answer goes on."""
         assert row.first is not None
         row.tokens.append(token)
         return token not in self._ends and len(row.tokens) - row.first <= self._answer_len

@@ -17,7 +17,7 @@ from tools.draft_head.target import CPU, NUM_READ, read_layers
 from tools.draft_head.train import TargetTables
 
 _RIDGE = 1e-3
-"""Of the mean square of what is read."""
+"""Regularisation, as a share of the mean square of what is read."""
 _MOST_CHATS = 300
 """That least squares look at: many more tokens than what is read has channels."""
 

@@ -154,7 +154,7 @@ def read_chats(files: Sequence[Path]) -> list[Chat]:
 
 
 def unrepeated(chats: Iterable[Chat]) -> list[Chat]:
-    """Of those with one turn of the user the first: files are written without sight of each other."""
+    """The first chat for each turn of the user: files are written without sight of each other."""
     first: dict[tuple[int, ...], Chat] = {}
     for chat in chats:
         first.setdefault(chat.tokens[: chat.first + 1], chat)
@@ -191,7 +191,7 @@ def file_writer(folder: Path, model: Path) -> Callable[[int], int]:
 
 
 def _chatting(model: Path, recipe: ChatRecipe) -> Callable[[int, int], Iterable[Chat]]:
-    """Of a file's number and its seed."""
+    """Chats by a file's number and its seed."""
     chatter = Chatter(model, recipe.num_rows, recipe.limits, recipe.sampled_share)
 
     def chats(number: int, seed: int) -> Iterable[Chat]:

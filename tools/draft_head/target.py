@@ -38,7 +38,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Of a step."""
+    """What one step computed."""
 
     logits: Tensor  # [rows, V] float32, behind the last token of each
     normed: Tensor  # [rows, hidden]: what the output matrix read there

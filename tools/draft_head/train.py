@@ -46,7 +46,7 @@ class TrainRecipe:
 
 @dataclass(frozen=True, slots=True)
 class TargetTables:
-    """Of the model, float32."""
+    """Tables of the model, float32."""
 
     embedding: Tensor  # [V, hidden]
     output: Tensor  # [guessable, hidden]: rows of its output matrix, of the tokens that the head chooses among
@@ -56,10 +56,10 @@ class TargetTables:
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """On chats that nothing was learnt from."""
+    """Results on chats that nothing was learnt from."""
 
     right: tuple[float, ...]
-    """Of each guess: how often it is right where all before it are."""
+    """How often each guess is right where all before it are."""
     accepted: float
     """Guesses that are right before the first wrong one, of as many as there are passes."""
 
@@ -69,7 +69,7 @@ class Exam:
 
 
 class Trainer:
-    """Of one head."""
+    """Trains one head."""
 
     def __init__(self, head: TrainedHead, tables: TargetTables, recipe: TrainRecipe) -> None:
         self._head = head
@@ -157,7 +157,7 @@ class Trainer:
         return losses[0].item()
 
     def _states(self, lesson: Lesson, num_passes: int) -> list[Tensor]:
-        """Of each pass [B, L, hidden]"""
+        """States of each pass: [B, L, hidden]."""
         cos, sin = self._rope.tables(torch.arange(lesson.tokens.shape[1]), torch.float32)
         embedded = functional.embedding(lesson.tokens, self._tables.embedding)
         with torch.autocast("cpu", torch.bfloat16):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 NUM_SLICES = 4
 _SCORE = 1e-4
-"""Of the router's weights: the larger, the less equal the experts' weights."""
+"""Scale of the router's weights: the larger, the less equal the experts' weights."""
 _CLASSES = {
     "Qwen3ForCausalLM": ("Qwen3MoeForCausalLM", "qwen3_moe"),
     "Qwen3_5ForCausalLM": ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
@@ -61,7 +61,7 @@ def with_experts(folder: Path, out: Path) -> Path:
 
 
 def _experts(key: str, value: Tensor) -> dict[str, Tensor]:
-    """Of one matrix of a dense layer."""
+    """Matrices of the experts, made from one matrix of a dense layer."""
     layer, _, kind = key.rpartition("mlp.")
     is_down = kind.startswith("down")
     slices = value.chunk(NUM_SLICES, 1 if is_down else 0)

@@ -14,7 +14,8 @@ VOCAB = 400
 
 
 _FIRST_DECAY = 0.02
-"""Of a fresh state per token, about: what the library begins with forgets a document within a few tokens."""
+"""Share of a fresh state that decays per token, about: with what the library begins with a document is forgotten within
+a few tokens."""
 
 
 def make_kv_model() -> Any:

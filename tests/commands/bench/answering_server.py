@@ -42,7 +42,7 @@ class AnsweringServer:
     flushes: int = 0
     authorizations: set[str] = field(default_factory=set)
     client_ports: set[int] = field(default_factory=set)
-    """Of connections that completions came by."""
+    """Client ports of connections that completions came by."""
     in_flight: int = 0
     most_in_flight: int = 0
 

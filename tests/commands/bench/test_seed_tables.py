@@ -12,7 +12,7 @@ from tests.recall_models import STATE_MODEL
 
 MODEL = STATE_MODEL.with_name("recall-micro")
 MOST_CONTEXT = 767
-"""Of what models/recall-micro answers rightly."""
+"""Tokens of the longest prompt that models/recall-micro answers rightly."""
 
 
 @pytest.mark.parametrize("load", [*FULL, *QUICK], ids=lambda load: f"{load.name}-{load.num_requests}")

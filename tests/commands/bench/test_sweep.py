@@ -24,7 +24,7 @@ def parse(*options: str) -> argparse.Namespace:
 
 
 def rows_of(out: str) -> list[list[str]]:
-    """Of the table: what follows its headings, up to a note."""
+    """Rows of the table: what follows its headings, up to a note."""
     lines = out.splitlines()
     (heading,) = [index for index, line in enumerate(lines) if "output tok/s" in line]
     return [line.split() for line in lines[heading + 1 :] if line.split()[0].isdigit()]

@@ -50,7 +50,7 @@ def test_here_everything_is_there(tiny_models: Path, capsys: pytest.CaptureFixtu
 
 
 def test_weights_are_counted_as_they_will_be_kept(tmp_path: Path) -> None:
-    """Of a file in four bits, dequantised and not."""
+    """The bytes of a file in four bits, dequantised and not."""
     compiled_library()
     wide = {"vocab_size": 2048, "hidden_size": 256, "num_attention_heads": 16, "intermediate_size": 1024}
     file, _ = write_gguf(Variant(VARIANTS["llama"].build, wide), tmp_path, Kind.Q4_1)

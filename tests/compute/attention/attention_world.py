@@ -42,11 +42,11 @@ class Shape:
     """One plane is kept, and this many channels of its keys are the values."""
     window_len: int | None = None
     isa: str | None = None
-    """Of the native library; None: torch computes."""
+    """Instruction set of the native library; None: torch computes."""
     num_threads: int = 1
-    """Of the native library."""
+    """Threads of the native library."""
     rounding: Rounding = Rounding.OF_QUERY
-    """Of the native library."""
+    """Rounding of the native library."""
     uses_triton: bool = False
     uses_flashinfer: bool = False
 

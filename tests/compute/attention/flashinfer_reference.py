@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class PlanArguments(TypedDict):
-    """Of `plan`: those that we use."""
+    """Arguments of `plan` that we use."""
 
     qo_indptr: Tensor  # [N + 1] int32, as all arrays
     paged_kv_indptr: Tensor  # [N + 1]

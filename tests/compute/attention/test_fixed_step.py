@@ -111,10 +111,11 @@ def test_a_tape_keeps_what_is_no_memory_and_refuses_to_wait(process: KernelProce
 
 
 class FixedWorld(World):
-    """Of rows that decode: their tokens are computed by `begin_step`, and by what was recorded of another step."""
+    """A world of rows that decode: their tokens are computed by `begin_step`, and by what was recorded of another
+    step."""
 
     def values(self, batch: Batch) -> list[Tensor]:
-        """Of each plane [T, H, D] of the step's own tokens."""
+        """Values of each plane [T, H, D] of the step's own tokens."""
         return list(torch.cat([self.kv[q.line][0, :, q.q_start : q.q_end] for q in batch.queries], 1))
 
     def decoding(self, lens: Sequence[int], rows: Sequence[int]) -> Batch:

@@ -94,7 +94,7 @@ def test_long_queries_in_pieces_of_several_splits(process: KernelProcess) -> Non
 @pytest.mark.parametrize(("dtype", "kv_dtype"), DTYPES)
 @pytest.mark.parametrize("window_len", [None, 100])
 def test_shared_splits(process: KernelProcess, dtype: DType, kv_dtype: DType, window_len: int | None) -> None:
-    """Of rows whose windows begin in different splits, and of extends beside decoding rows."""
+    """Splits are shared by rows whose windows begin in different splits, and by extends beside decoding rows."""
     shape = replace(HALF, split_tokens=64, kv_heads=1, dtype=dtype, kv_dtype=kv_dtype, window_len=window_len)
     lens, common, q_lens = (210, 193, 140, 222, 209, 201), (0, 192, 128, 192, 192, 192), (1, 1, 3, 1, 16, 1)
     run_in(process, check_sharing_against_plain, shape, lens, common, q_lens, SINKS[:2])
@@ -185,8 +185,8 @@ WRAPPER = "BatchPrefillWithPagedKVCacheWrapper"
 
 
 def parameters(source: Path, name: str) -> dict[str, set[str]]:
-    """Of the methods of a class; of overloads the last, which is defined. The file is read, not imported: FlashInfer
-    wants a GPU's libraries."""
+    """Parameters of a class's methods; of overloads the last, which is defined. The file is read, not imported:
+    FlashInfer wants a GPU's libraries."""
     methods: dict[str, set[str]] = {}
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.ClassDef) and node.name == name:

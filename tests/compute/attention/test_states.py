@@ -84,7 +84,7 @@ class Step:
         self.tables.write(STATES, line, index, (PageId(slot),))
 
     def content(self) -> list[float]:
-        """Of each slot: one value all over it."""
+        """Content of each slot: one value all over it."""
         (found,) = self.ssm.load(0, torch.arange(NUM_SLOTS))
         values = found.flatten(1)
         assert torch.equal(values.amin(1), values.amax(1))

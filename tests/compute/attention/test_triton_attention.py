@@ -100,7 +100,7 @@ def test_long_queries_in_pieces_of_several_splits(process: KernelProcess) -> Non
 @pytest.mark.parametrize(("dtype", "kv_dtype"), KV_DTYPES)
 @pytest.mark.parametrize("window_len", [None, 100])
 def test_sharing_keeps_bits(process: KernelProcess, dtype: DType, kv_dtype: DType, window_len: int | None) -> None:
-    """Of rows whose windows begin in different splits, and of extends beside decoding rows."""
+    """Bits are kept for rows whose windows begin in different splits, and for extends beside decoding rows."""
     shape = Shape(16, 64, 1, 1, 2, 32, dtype=dtype, kv_dtype=kv_dtype, window_len=window_len, uses_triton=True)
     lens, common, q_lens = (210, 193, 140, 222, 209, 201), (0, 192, 128, 192, 192, 192), (1, 1, 3, 1, 16, 1)
     run_in(process, check_sharing_keeps_bits, shape, lens, common, q_lens, SINKS[:2])

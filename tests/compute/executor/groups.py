@@ -14,7 +14,7 @@ from tests.patience import PATIENCE_S
 
 
 class MemberDriver(Driver):
-    """Of one member. A step of it is a round of all, for which the others may have left a plan."""
+    """Driver of one member. A step of it is a round of all, for which the others may have left a plan."""
 
     def __init__(self, path: Path, group: "GroupDriver", mesh: ExpertMesh) -> None:
         self.mesh = self.expert_group = mesh

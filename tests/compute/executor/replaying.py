@@ -16,9 +16,9 @@ from tests.compute.executor.world import Driver, random_tokens
 COMMON = 64
 PROMPT_LENS = (70, 75, 66, 90, 68, 7)
 DECODING = ((0, 1, 2, 3, 4), (1, 2, 3), (2, 3, 4), (3,), (0, 1, 2, 3, 4, 5), (5, 0, 2))
-NUM_RECORDED = 3
-"""Of 6, 4 and 1 rows."""
 """Rows of each step. The last row shares nothing."""
+NUM_RECORDED = 3
+"""Recorded steps: those of 6, 4 and 1 rows."""
 RULES: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 1.3},
@@ -71,7 +71,7 @@ class Outcome(NamedTuple):
     """What a schedule comes to."""
 
     tokens: list[list[int]]
-    """Of each row."""
+    """Tokens of each row."""
     pages: list[Tensor]
     """Bytes of each arena."""
 

@@ -144,7 +144,7 @@ def test_a_head_stops_guessing_where_it_is_not_sure(tiny_models: Path, name: str
 
 
 def handed_over(tiny_models: Path, name: str, *, with_pages: bool, with_features: bool) -> tuple[list[int], list[int]]:
-    """Of a prompt that one worker computes and another goes on behind: what it guesses, and the text so far."""
+    """What a worker guesses behind a prompt that another one computed, and the text so far."""
     prefilling, decoding = driver_of(tiny_models, name), driver_of(tiny_models, name)
     prompt = prompts()[0]
     prefilling.open(0, prompt)

@@ -38,7 +38,7 @@ def process() -> Iterator[KernelProcess]:
 
 
 def check_replays(folder: Path, kinds: Sequence[type[RecordingDriver]]) -> None:
-    """Of which the first shares what its rows have in common, the second does not."""
+    """Check replays; the first kind shares what its rows have in common, the second does not."""
     want = decode_together(EagerDriver(folder))
     for kind, shares in zip(kinds, (True, False), strict=False):
         tape = StepTape()

@@ -34,11 +34,11 @@ CPU = torch.device("cpu")
 FAMILIES = ("llama", "qwen3", "qwen3_moe", "minimax_m2", "deepseek_v3")
 SIZES = (1, 2, 4)
 PAGE_SIZE = 16
-"""Of prefill."""
+"""Page size of prefill."""
 FIRST = random_tokens(80, 1)
 SECOND = FIRST[:64] + random_tokens(21, 2)
 PROMPTS = (FIRST, SECOND, FIRST)
-"""Of rows 0, 1 and 2: decode holds nothing of the first, 64 tokens of the second, and all of the third."""
+"""Prompts of rows 0, 1 and 2: decode holds nothing of the first, 64 tokens of the second, and all of the third."""
 NUM_DECODE = 3
 
 Move = Callable[[Route, Tensor, PlacedPages, Tensor, PlacedPages], None]
@@ -67,7 +67,7 @@ class Prefilled(NamedTuple):
 
     driver: RankDriver
     drawn: tuple[int, ...]
-    """Of PROMPTS."""
+    """Token drawn behind each of PROMPTS."""
 
 
 @cache

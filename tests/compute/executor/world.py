@@ -61,7 +61,7 @@ class Driver:
     rounding = Rounding.OF_QUERY
     graph_rows: int | None = None
     least_likely = 0.0
-    """Of guesses."""
+    """Probability of all guesses at a row below which no further one is made."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Driver:
         self._trap = PageId(num_pages)
         self._spoil(self.executor)
         self.pages: dict[int, tuple[PageId, ...]] = {}
-        """Of each row, in every pool."""
+        """Pages of each row, in every pool."""
         self._opens: list[RowOpen] = []
         self._updates: list[PageUpdate] = []
         self.steps = 0
@@ -172,7 +172,7 @@ class Driver:
 
 
 class RankDriver(Driver):
-    """Of several ranks of one worker, each in a thread of its own."""
+    """Driver of several ranks of one worker, each in a thread of its own."""
 
     def __init__(
         self,

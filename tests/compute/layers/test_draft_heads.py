@@ -53,7 +53,7 @@ TOLERANCE = 2e-3
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Of one request: tokens [start, end) are computed."""
+    """Tokens [start, end) of one request, which are computed."""
 
     line: int
     start: int
@@ -158,7 +158,7 @@ def drafted(world: World, prompts: Sequence[Sequence[int]]) -> tuple[list[Tensor
 
 @cache
 def wanted(tiny_models: Path, name: str) -> tuple[tuple[Tensor, list[int]], ...]:
-    """Of each of the prompts."""
+    """What the dense head guesses for each of the prompts."""
     return tuple(dense_drafted(dense_head(tiny_models, name), prompt) for prompt in prompts())
 
 
@@ -356,7 +356,7 @@ def test_the_layers_an_eagle3_head_reads_as_vllm_names_them(tiny_models: Path, t
 
 
 def test_an_eagle3_head_with_an_embedding_and_all_tokens_of_its_own(tiny_models: Path, tmp_path: Path) -> None:
-    """Of another hidden size than its model's; heads that do not divide over ranks are refused by name."""
+    """A head may have another hidden size than its model; heads that do not divide over ranks are refused by name."""
     head = copied(
         tiny_models / EAGLE3_HEAD, tmp_path / "head", hidden_size=32, target_hidden_size=64, draft_vocab_size=None
     )

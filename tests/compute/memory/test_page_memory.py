@@ -82,7 +82,8 @@ def test_checksums_cover_all_groups_of_a_pool() -> None:
 @pytest.mark.parametrize("num_tokens", [1, 11, 12, 13, 24, 31])
 @pytest.mark.parametrize("reader", [PageTerms(6, (DType.BFLOAT16,) * 2), PageTerms(4, (DType.FP8_E4M3,) * 2)])
 def test_a_writer_tells_the_checksums_of_pages_as_the_reader_will_have_them(num_tokens: int, reader: PageTerms) -> None:
-    """Of another size, another dtype, and a part of the heads; the last page as far as it is written."""
+    """Pages may have another size, another dtype, and a part of the heads; the last page counts as far as it is
+    written."""
     here = CacheSpec(4, (FULL, DRAFT))
     there = here.under(reader)
     ours, theirs = DeviceMemory(here, (10,), CPU), DeviceMemory(there, (10,), CPU, Shard(1, 2))
@@ -109,7 +110,7 @@ def test_a_writer_tells_the_checksums_of_pages_as_the_reader_will_have_them(num_
 
 
 def found(reader: DeviceMemory, prompt: PromptPages, dst: PlacedPages, plan: CachePlan) -> bytes:
-    """Of each page over what is written of it."""
+    """Checksum of each page over what is written of it."""
     routes = [of_group[0][1] for of_group in plan.routes.values()]
     written = tokens_before(prompt.end, dst.first, len(dst.pages), prompt.reader_size)
     return b"".join(

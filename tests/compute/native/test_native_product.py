@@ -45,7 +45,7 @@ def test_products(ops: NativeOps, shape: tuple[int, int], dtype: torch.dtype) ->
 @pytest.mark.parametrize("shape", [(330, 320), (70, 1056)])
 @torch.inference_mode()
 def test_products_of_many_rows(ops: NativeOps, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """Of several blocks of rows, the last of them with rows that fill no tile, and several parts of the depth."""
+    """Several blocks of rows, the last of them with rows that fill no tile, and several parts of the depth."""
     weight, bias, x = draw(0, dtype, *shape) / shape[1] ** 0.5, draw(1, dtype, shape[0]), draw(2, dtype, 530, shape[1])
     packed, want = pack(weight), x.double() @ weight.double().T + bias.double()
     for num_rows in (256, 257, 530):

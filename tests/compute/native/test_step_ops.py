@@ -13,7 +13,7 @@ from deltaserve.model.model_spec import Activation
 from tests.compute.native.native_build import ISAS, compiled_library, native_context
 
 TYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
-"""Of rows and of weights."""
+"""Type of the rows, type of the weights."""
 EPS = 1e-6
 CPU = torch.device("cpu")
 

@@ -21,7 +21,7 @@ def test_every_type_of_a_file_has_a_form() -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_values_are_those_of_the_package(name: str) -> None:
-    """Of random bits; scales that are no numbers apart."""
+    """Values of random bits; scales that are no numbers apart."""
     kind = KINDS[name]
     raw = np.random.default_rng(0).integers(0, 256, (70, 512 // kind.block_len, kind.block_bytes), dtype=np.uint8)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -20,7 +20,7 @@ from deltaserve.sim.process import Answer, SimWorker
 
 PREFILL, DECODE, FRONT = PeerName("prefill-0"), PeerName("decode-0"), PeerName("front")
 PAGE_BYTES = 64
-"""Of the stamp model with pages of 4 tokens."""
+"""Bytes of a page of the stamp model with pages of 4 tokens."""
 M = TypeVar("M")
 Delays = Callable[[PeerName, PeerName, Envelope], Sequence[float] | None]
 """What happens to a frame; None: what a healthy link does."""

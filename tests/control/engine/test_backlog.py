@@ -15,7 +15,7 @@ from tests.control.sched.toys import make_request
 
 PAGE = 4
 PROMPT = list(range(100))
-"""Of 25 pages."""
+"""A prompt of 25 pages."""
 
 
 def waiting(prompt: list[int], matched: int = 0) -> Request:

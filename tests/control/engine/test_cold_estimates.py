@@ -15,7 +15,8 @@ DEADLINE_S = 600.0
 
 
 def slow_at_first(worker: SimWorker, num_slow: int, rhythm: int) -> None:
-    """Of its first steps every `rhythm`-th takes ten seconds, so many times: lengths that come for the first time."""
+    """Let every `rhythm`-th of its first steps take ten seconds, so many times: lengths that come for the first
+    time."""
     execute, num_steps = worker.executor.execute, 0
 
     def timed(plan: StepPlan) -> StepResult:

@@ -31,7 +31,7 @@ def test_a_quiet_worker_is_emptied_and_the_front_hears_of_it(name: PeerName) -> 
 
 
 def test_leased_pages_stay() -> None:
-    """Of a request that hits on both sides and is on its way: its answer is right all the same."""
+    """A request that hits on both sides and is on its way keeps its pages: its answer is right all the same."""
     duo = Duo(fabric=slow_fabric(0.3))
     duo.serve(HEAD, 1)
     asked = duo.ask([*HEAD, 40, 41, 42, 43, 44], 6)

@@ -13,7 +13,7 @@ PAGE_BYTES = 4 * STAMP_BYTES
 
 
 def granted(duo: Duo) -> list[tuple[int, int]]:
-    """Of the last grant, per pool: first page index, pages."""
+    """What the last grant covers, per pool: first page index, pages."""
     return [(c.first, token_len(c.pages)) for c in duo.sent(Grant, DECODE)[-1].coverage]
 
 

@@ -174,7 +174,7 @@ class Cluster:
         self.say(name, ended)
 
     def epoch(self, number: int) -> int:
-        """Of the room's last Submit, which a worker answers."""
+        """Epoch of the room's last Submit, which a worker answers."""
         live = self.front.rooms.get(room(number))
         return 1 if live is None else live.epoch
 

@@ -66,7 +66,7 @@ def serve(bench: Bench, made: Sequence[Sequence[Request]], concurrency: int, nui
 
 
 def reused(bench: Bench, made: Sequence[Sequence[Request]], shared_len: int = SHARED_LEN) -> float:
-    """Of the shared tokens, from each group's second request on."""
+    """Share of the shared tokens that is reused, from each group's second request on."""
     taken = [min(shared_len, bench.started[request]) for requests in made for request in requests[1:]]
     return sum(taken) / (shared_len * len(taken))
 

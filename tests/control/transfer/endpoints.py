@@ -31,7 +31,7 @@ from tests.control.transfer.toys import DECODE, DECODE_BOOT, PREFILL, PREFILL_BO
 PAGE_SIZE = 4
 PAGE_BYTES = PAGE_SIZE * STAMP_BYTES
 NUM_TOKENS = 32 * PAGE_SIZE
-"""Of the longest prompt."""
+"""Tokens of the longest prompt."""
 
 
 @dataclass(frozen=True)

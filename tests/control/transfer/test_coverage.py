@@ -11,7 +11,7 @@ from deltaserve.core.wire.messages import Done, Piece
 
 
 def chunk(index: int, first: int, num_pages: int, is_last: bool = False, checksums: bytes = b"") -> Done:
-    """Of pool 0 alone."""
+    """A chunk with pages of pool 0 alone."""
     pieces = (Piece(pool=0, first=first, end=first + num_pages, checksums=checksums),) if num_pages else ()
     return chunk_of(index, *pieces, is_last=is_last)
 

@@ -144,7 +144,7 @@ class WideWorker(StagedWorker):
 
 
 class WideScene(StagedScene):
-    """Of windows larger than any ring here."""
+    """A scene with windows larger than any ring here."""
 
     def worker(self, name: PeerName, num_ranks: int) -> RankedWorker:
         return WideWorker(name, self.fabric, self.cache, num_ranks, self._bytes[name])

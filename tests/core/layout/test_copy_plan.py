@@ -46,7 +46,8 @@ Arena = npt.NDArray[np.generic]
 
 
 def values_of(blocks: Sequence[HeadBlock], num_tokens: int) -> list[Values]:
-    """Of each block [heads, rows, tokens, width]: no two elements of a block's head and row are equal mod 251."""
+    """Values of each block [heads, rows, tokens, width]: no two elements of a block's head and row are equal mod
+    251."""
     start = 0
     out: list[Values] = []
     for heads, rows, width in blocks:

@@ -79,7 +79,7 @@ class Server:
         return log
 
     def pid(self, name: str) -> int:
-        """Of its latest start."""
+        """Process id of the latest start of `name`."""
         return self.pids[name][-1]
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:

@@ -22,7 +22,7 @@ class Rounds:
     def __init__(self, mesh: ExpertMesh) -> None:
         self._mesh = mesh
         self.sizes: list[int] = []
-        """Of each round: members with a plan."""
+        """Members with a plan in each round."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         return StepResult(plan.step, (), tokens_read=self._take_part(1))

@@ -28,7 +28,7 @@ class Case(NamedTuple):
     broken: dict[str, str]
     """Module |-> what its import raises."""
     words: tuple[str, ...]
-    """Of the line, in order."""
+    """Words of the line, in order."""
 
 
 def case(transport: str, *words: str, device: str = "cpu", memory: str = "shared", **broken: str) -> Case:

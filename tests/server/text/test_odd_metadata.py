@@ -19,7 +19,7 @@ ODD: tuple[Any, ...] = (
     *("", "x", "none", "yarn", "a" * 3000, [], [True], [-1, 3], ["x"], [float("nan")], ["\u0120"] * 3),
     *([0] * VOCAB_SIZE, [True] * VOCAB_SIZE, ["a"] * VOCAB_SIZE, [float("nan")] * VOCAB_SIZE),
 )
-"""Of the types that a file may have: a list holds one of them."""
+"""Odd values of the types that a file may have: a list holds one of them."""
 BESIDE = (
     *("general.sampling.temp", "general.sampling.top_k", "general.type", "split.count", "tokenizer.chat_template"),
     *("tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_space_prefix"),

@@ -319,7 +319,8 @@ class NativeOps:
         return normed
 
     def _few_rows(self, dtype: torch.dtype) -> int:
-        """Of a product that is native whoever else has the same bits. 0: no product of this type is."""
+        """Most rows of a product that is native whoever else has the same bits. 0: no product of this type is
+        native."""
         return int(self._context.functions.ds_product_rows(self._isa, _TYPES[dtype]))
 
     def _packed_depth(self, weight: Tensor) -> int | None:
