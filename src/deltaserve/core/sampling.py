@@ -8,7 +8,7 @@ import msgspec
 MAX_LOGPROBS = 20
 """Most alternatives per position that a request may ask for: so many always fit a notification."""
 SamplingSource = Literal["model", "openai"]
-"""Whose defaults requests get: those of the model's files, or OpenAI's, which change no probability."""
+"""Source of the defaults that requests get: the model's files, or OpenAI's, which change no probability."""
 _MAX_SEED = (1 << 64) - 1
 
 

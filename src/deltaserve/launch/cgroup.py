@@ -12,7 +12,7 @@ _MOUNT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class CgroupLimits:
-    """None: there is no limit."""
+    """Limits of the control groups; None: there is none."""
 
     cores: float | None = None
     memory_bytes: int | None = None
@@ -80,5 +80,5 @@ def _read_text(path: Path) -> str:
 
 
 def _number(text: str) -> int | None:
-    """Not for `max` and -1, which say that there is no limit."""
+    """The number in a text; None for `max` and -1, which say that there is no limit."""
     return int(text) if text.isascii() and text.isdigit() else None

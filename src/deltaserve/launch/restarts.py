@@ -34,7 +34,8 @@ class Restarts:
         """When the present start will have taken too long. None: it is ready, not running, or known to be overdue."""
 
     def began(self, now: float) -> None:
-        """Also called anew while the child can only wait for others: its own time begins when they are ready."""
+        """Note that a start began, or that the child can only wait for others: its own time begins when they are
+        ready."""
         self._is_ready = False
         self.overdue_at = now + self._policy.start_timeout_s
 

@@ -36,7 +36,8 @@ def run(settings: Settings) -> int:
 
 
 def front_name(settings: Settings) -> str:
-    """The same after a restart, so that workers know whose requests are over; no other front listens there.
+    """Name of the front, the same after a restart, so that workers know whose requests are over; no other front listens
+    there.
 
     Machines may share a name, where nobody gave them one; the address on which others reach this one is its own.
     """

@@ -25,11 +25,11 @@ from deltaserve.settings.resolve import ResolvedConfig, auto_values, resolve
 from deltaserve.settings.rules import is_loopback
 
 _LOOPBACK = "127.0.0.0/8"
-"""Without a trusted network: settings/rules.py lets only a worker on loopback do without one."""
+"""Network to trust where none was given: settings/rules.py lets only a worker on loopback do without one."""
 
 
 def run_worker_command(settings: Settings, role: Role) -> int:
-    """Never returns when all is well: the process is replaced by the worker. Raises ConfigError."""
+    """Become the worker: returns only where that fails. Raises ConfigError."""
     prepared = prepare_worker(settings, role)
     host, port = settings.network.host, settings.disaggregation.disaggregation_bootstrap_port
     require_free_port("--disaggregation-bootstrap-port", host, port)

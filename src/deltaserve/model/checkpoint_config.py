@@ -45,7 +45,7 @@ class HeadFrom:
     """Where the weights of a draft head are."""
 
     folder: Path | None
-    """None: among the model's own."""
+    """Folder of the head; None: it is among the model's own weights."""
 
 
 def load_spec(model_path: Path, overrides: str | None = None, head: HeadFrom | None = None) -> ModelSpec:

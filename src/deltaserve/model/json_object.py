@@ -17,7 +17,7 @@ def read_json(path: Path) -> Fields:
 
 
 def read_json_if_there(path: Path) -> Fields | None:
-    """None when nothing has this name."""
+    """Fields of a JSON file; None when nothing has this name."""
     content = read_in_folder(path)
     try:
         values = None if content is None else json.loads(content.decode())

@@ -111,7 +111,7 @@ def tensor_parts(spec: ModelSpec) -> dict[str, TensorPart]:
 
 
 def draft_parts(draft: DraftSpec) -> dict[str, TensorPart]:
-    """The same for what a draft head has of its own."""
+    """Parts that a draft head has of its own."""
     names, layer = draft.names, draft.layer
     hidden, num_guessable = layer.hidden_size, draft.num_guessable or layer.vocab_size
     num_merged = 2 * hidden if draft.kind is DraftKind.MTP else len(draft.read_layers) * draft.read_size

@@ -56,7 +56,7 @@ def chat_job(body: ChatBody, asker: Asker) -> Job:
 
 
 def _in_channels(text: TextOptions, channels: Channels | None, body: ChatBody) -> TextOptions:
-    """Who wants to see control tokens wants the answer as the model wrote it."""
+    """Channels of the answer; a client that wants to see control tokens gets it as the model wrote it."""
     if channels is None or not text.skips_special_tokens:
         return text
     if body.separate_reasoning is False:

@@ -12,7 +12,7 @@ from deltaserve.server.api_errors import not_ready
 from deltaserve.server.read import TextThreads
 
 STILL_S = 10.0
-"""So long without a sign of life is dead."""
+"""Seconds without a sign of life after which a part counts as dead."""
 _LOOK_S = 0.1
 
 

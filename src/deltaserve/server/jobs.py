@@ -32,7 +32,7 @@ class Streaming(Enum):
     EVENTS_AND_USAGE = "events_and_usage"
     """One more event, with the counts."""
     EVENTS_WITH_USAGE = "events_with_usage"
-    """The same, and the counts so far in every event."""
+    """Events with the usage in the last one, and the counts so far in every one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class OutputLimit:
     """When nothing is asked; clamped to what the prompt leaves. None: all of that."""
 
     least: int = 1
-    """0 where an answer without output tokens says something."""
+    """Least output tokens; 0 where an answer without any says something."""
 
     def __post_init__(self) -> None:
         least, most = self.least, self.limits.max_context_len
@@ -140,7 +140,7 @@ class Common(SamplingFields):
     """Fields of both OpenAI dialects."""
 
     model: str | None = None
-    """None: the one model served here."""
+    """Name of the model; None: the one served here."""
     n: int | None = None
     best_of: int | None = None
     no_stop_trim: bool | None = None
@@ -159,7 +159,7 @@ class Common(SamplingFields):
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who asks, and what the server can do now."""
+    """The sender of a request, and what the server can do now."""
 
     namespace: Namespace
     deadline_s: float

@@ -45,7 +45,7 @@ class Listening:
 
     api: tuple[str, int]
     admin: tuple[str, int] | None
-    """None when the admin routes are on the API port."""
+    """Address of the admin routes; None when they are on the API port."""
 
 
 class _Server(uvicorn.Server):
@@ -105,7 +105,7 @@ class _Connections:
 
     api: int
     admin: int
-    """0: there is no such listener."""
+    """Port of the admin listener; 0: there is none."""
 
 
 def _allow_files(settings: ServerSettings) -> _Connections:

@@ -49,10 +49,11 @@ class HttpLimits:
     linger_s: float = 5.0
     """How long the rest of a refused body is read and dropped, so that the answer is not lost to a reset."""
     linger_silent_s: float = 1.0
-    """The same while nothing of it comes: a client may have announced more than it sends."""
+    """Time for the same while nothing of the body comes: a client may have announced more than it sends."""
     max_connections: int = 8192
     max_connections_per_address: int | None = None
-    """None: no limit, for behind a proxy or an address translation all clients are one address. Never of loopback."""
+    """Most connections from one address; None: no limit, for behind a proxy or an address translation all clients are
+    one address. Never limits loopback."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ def cached_len(usage: Usage) -> int:
 
 
 def cached_details(*usages: Usage) -> dict[str, int]:
-    """The same in SGLang's words (pages have one tier, the memory of the worker), and by side."""
+    """Details of cached tokens in SGLang's form (pages have one tier, the memory of the worker), and by side."""
     return {
         "device": sum(map(cached_len, usages)),
         "host": 0,

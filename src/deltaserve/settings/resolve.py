@@ -457,7 +457,8 @@ def _native_problem(settings: Settings, machine: MachineFacts) -> str | None:
 
 
 def _borrows_cores(settings: Settings, machine: MachineFacts) -> bool:
-    """Not where others than these workers could keep threads waiting for a core, and nobody would know."""
+    """Whether cores are lent; not where others than these workers could keep threads waiting for one, and nobody
+    would know."""
     is_native = machine.native_problem is None and settings.scheduling.attention_backend in ("auto", "native")
     is_auto = settings.scheduling.num_threads == "auto"
     return machine.lends_cores and machine.device == "cpu" and machine.counts_waits and is_native and is_auto

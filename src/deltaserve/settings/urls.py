@@ -17,7 +17,7 @@ def url_of(host: str | None, port: int | None) -> str:
 
 
 def server_root(url: str) -> str:
-    """Without the /v1 that OpenAI's clients want at the end."""
+    """The URL without the /v1 that OpenAI's clients want at the end."""
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 

@@ -72,7 +72,7 @@ class Clients:
     """Draws what a request asks for besides tokens."""
     asked: list[Asked] = field(default_factory=list)
     _num_over: int = 0
-    """So many of the first ones are over, at least."""
+    """How many of the first requests are known to be over."""
     _documents: list[list[int]] = field(default_factory=list)
 
     # ------------------------------------------------------------ asking

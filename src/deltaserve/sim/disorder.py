@@ -30,7 +30,7 @@ ANSWER_S = 3.0
 
 
 class Cast(Protocol):
-    """Whoever starts and counts the processes of a run."""
+    """Starts and counts the processes of a run."""
 
     world: World
 
@@ -148,7 +148,7 @@ class Disorder:
         return self._cast.world.process(self._chance.choose(self._victims))
 
     def _any_of(self, names: list[PeerName]) -> PeerName | None:
-        """None: whoever may be struck is not of that kind."""
+        """One of these processes; None: none that may be struck is of that kind."""
         return None if not names else names[0] if len(names) == 1 else self._chance.choose(names)
 
     def _crash(self, name: PeerName | None, is_seen: bool, latest_start_s: float = LATEST_START_S) -> None:
@@ -226,7 +226,8 @@ class Disorder:
             self._chance.choose(worker.ranks).hold(self._chance.log_uniform(0.02, LATEST_RANK_S))
 
     def _crash_rank(self) -> None:
-        """Not the first one, which is the worker's death as any. That watches the others, and ends when one has."""
+        """Crash a rank, not the first one, which is the worker's death as any. That watches the others, and ends
+        when one has."""
         world, worker = self._cast.world, self._worker_of_ranks()
         if worker is not None:
             world.end_rank(self._chance.choose(worker.ranks[1:]), self._chance.exponential(0.01))

@@ -57,7 +57,7 @@ Pages = tuple[tuple[int, int, int], ...]
 """(tokens of a page, fewest and most pages of the largest request), equally likely."""
 _PAGES: Pages = ((1, 6, 40), (4, 2, 14), (4, 2, 14), (4, 2, 14), (16, 1, 7), (16, 1, 7), (64, 1, 3))
 _PAGES_CUT: Pages = ((32, 5, 10), (64, 3, 6))
-"""So large that a piece of a page that goes to one rank fills a window (control/transfer/ring.py: ALIGNMENT), and so
+"""Pages so large that a piece of one that goes to one rank fills a window (control/transfer/ring.py: ALIGNMENT), and so
 many that a chunk is several windows."""
 _MANY_PAGES: Pages = ((1, 12, 40), (4, 8, 16))
 """A prompt is many chunks of a page, among which its client may leave."""
@@ -132,7 +132,7 @@ class Knobs:
     mover: Mover = Mover.WRITER
     """READER: on one machine, where a reader copies and the writer's fence is an epoch."""
     reader_stops: float = 0.0
-    """So many of the writes find their reader stopped before it has copied anything."""
+    """Share of writes that find their reader stopped before it has copied anything."""
     idle_rank_lag_s: float = 0.0
     """What ranks that send nothing are later than those that do, each way."""
     life_lag_s: float = 0.0
@@ -361,7 +361,7 @@ def _with_changes(knobs: Knobs, chance: Chance) -> Knobs:
 
 
 def draw_plain_knobs(seed: int, pages: Pages = _PAGES) -> Knobs:
-    """The same without what `_varied` adds."""
+    """Conditions without what `_varied` adds."""
     chance, more = Chance(seed, "knobs"), Chance(seed, "more knobs")
     evidence = Evidence.CONTENTS if chance.hits(0.15) else Evidence.COMPLETION
     page_size, few, many = chance.choose(pages)
@@ -548,7 +548,7 @@ def _on_a_slow_network(knobs: Knobs, chance: Chance) -> Knobs:
 
 
 def calm(knobs: Knobs) -> Knobs:
-    """The same with nothing that befalls workers and what is between them: every request must be answered."""
+    """The conditions with nothing that befalls workers and what is between them: every request must be answered."""
     harmless = (*CLIENT_FAULTS, FaultKind.FLUSH, FaultKind.ROLE)
     events = tuple((number, kind) for number, kind in knobs.events if kind in harmless)
     shape = replace(knobs.shape, drain_timeout_s=max(knobs.shape.drain_timeout_s, LEAST_DRAIN_S))

@@ -94,13 +94,13 @@ class WriteArrival:
     reads_source: bool
     """The bytes were read just now, and count: the source had to be in place until here."""
     is_void: bool
-    """Who copied them found that the writer had fenced it: they count for nothing."""
+    """Whether the reader's copy found that the writer had fenced it: then it counts for nothing."""
     writer: "LoopbackTransport"
     reader: "LoopbackTransport"
 
 
 Observer = Callable[[WriteArrival], None]
-"""Told of every landing, also of those that happen inside a `poll`."""
+"""Called with every landing, also with those that happen inside a `poll`."""
 
 
 def ignore(landed: WriteArrival) -> None:
@@ -156,7 +156,7 @@ class _Write:
     payload: tuple[bytes, ...] | None = None
     """The source bytes, once nothing reads the source any more."""
     is_void: bool = False
-    """Who copied it found that the writer had fenced it."""
+    """Whether the reader's copy found that the writer had fenced it."""
 
     def capture(self) -> None:
         if self.payload is None:

@@ -72,7 +72,7 @@ class Chain:
         self.stamps = bytearray()
 
     def grow(self, tokens: bytes | bytearray, end: int) -> None:
-        """To the stamps of positions [0, end) of packed `tokens`."""
+        """Add stamps up to those of positions [0, end) of packed `tokens`."""
         digest, pool, last = xxhash.xxh3_128_digest, self._pool, bytes(self.stamps[-STAMP_BYTES:]) or self._first
         for at in range(len(self.stamps) // STAMP_BYTES * TOKEN_BYTES, end * TOKEN_BYTES, TOKEN_BYTES):
             last = digest(pool + last + tokens[at : at + TOKEN_BYTES])
@@ -224,7 +224,7 @@ class OracleExecutor:
         self.spoiled: list[tuple[Namespace, bytes]] = []
         """Packed tokens, as known at the time, of rows that were spoiled."""
         self.not_finite: list[tuple[Namespace, bytes]] = []
-        """The same of rows of which no token could be drawn: whoever runs this knows."""
+        """Rows of which no token could be drawn: whoever runs this knows."""
         self.flavours = 1
         self.first_flavour = 0
         """Flavour of step 0; from step to step it is another one."""
@@ -411,6 +411,6 @@ def _is_own(stood: bytes, right: bytes, where: str) -> bool:
 
 
 def _not_finite(stamps: bytes) -> bytes:
-    """The same KV, computed wrong: still of these tokens, but of no use."""
+    """Stamps of the same KV, computed wrong: still of these tokens, but of no use."""
     size = STAMP_BYTES
     return b"".join([_NAN + stamps[at + len(_NAN) : at + size] for at in range(0, len(stamps), size)])

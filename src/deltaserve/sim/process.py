@@ -601,7 +601,7 @@ class _Heard(NamedTuple):
 
 
 def _heard_of(event: Event, table: PeerTable) -> _Heard | None:
-    """None: it is no frame, or the first that its sender says."""
+    """What the sender of a frame had told; None: it is no frame, or the first that its sender says."""
     name = PeerName(event.envelope.src) if isinstance(event, FrameIn) else None
     if name is None or name not in table:
         return None

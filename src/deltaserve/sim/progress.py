@@ -10,8 +10,8 @@ from deltaserve.sim.clients import Asked
 PATIENCE_S = 4.0
 """Longest wait of a request that neither its workers nor its front hold up."""
 PATIENCE_FENCES = 3
-"""So many fences of the sick process besides: a transfer thread moves no pages meanwhile, and each new trouble of that
-process may take one (seed 70004779)."""
+"""Fences of the sick process to wait for besides: a transfer thread moves no pages meanwhile, and each new trouble of
+that process may take one (seed 70004779)."""
 
 
 class LivenessWatch:

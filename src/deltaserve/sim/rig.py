@@ -61,7 +61,7 @@ from deltaserve.sim.world import World
 LIVENESS_S = 60.0
 """After `heal` everything must be over within so long (I11)."""
 SLOW_LIVENESS_S = 3 * LIVENESS_S
-"""The same on slow networks, where a request that was retracted is carried again, and where ranks that hear each other
+"""Limit on slow networks, where a request that was retracted is carried again, and where ranks that hear each other
 late copy staged pages bit by bit."""
 _NUM_PROBES = 3
 _LEAVES_S = 0.005, 0.5
@@ -190,7 +190,7 @@ class Run:
         self._comebacks = Chance(seed, "misfits")
         self._misfit_rate = knobs.misfits
         self._misfits: set[PeerName] = set()
-        """Who runs with another model."""
+        """Workers that run with another model."""
         self._shared_since: dict[Room, float] = {}
         """When each room began to be on two workers."""
         self._unregistered = set(self._roles) if knobs.late_starts else set()
@@ -425,7 +425,7 @@ class Run:
         return self.clients.submit(self._any_front(), wanted, self.world.now)
 
     def _held(self) -> dict[str, int]:
-        """Who still holds what: pages, leases, rows, tickets, rooms, tombstones (I12)."""
+        """What is still held, and how much: pages, leases, rows, tickets, rooms, tombstones (I12)."""
         held: dict[str, int] = {name: _held_at(worker) for name, worker in self.world.workers.items()}
         held |= {front.name: len(front.core.rooms) for front in self._fronts}
         return {name: count for name, count in held.items() if count}
@@ -483,7 +483,8 @@ class Run:
             self._disorder.strike(kind)
 
     def _change_role(self) -> None:
-        """Whoever it is: the last of a role keeps it. All by one front: another may not have heard yet who changes."""
+        """Change the role of some worker; the last of a role keeps it. All by one front: another may not have heard
+        yet who changes."""
         name, grace_s = self._operator.choose(list(self._roles)), self._operator.log_uniform(0.01, 5.0)
         worker, front = self.world.workers.get(name), self._fronts[0]
         if worker is None or not front.is_alive or worker.config.role is Role.UNIFIED:
@@ -551,7 +552,7 @@ class Run:
         return (("model", "another"),)
 
     def _start_rightly(self, name: PeerName, life: int) -> None:
-        """Whoever runs it has seen why it is not used."""
+        """Start a misfit with the right model: whoever runs it has seen why it is not used."""
         worker = self.world.workers.get(name)
         if worker is None or self._lives[name] != life:
             return

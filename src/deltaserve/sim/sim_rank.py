@@ -15,7 +15,7 @@ POLL_S = 0.002
 _LOOK_S = 0.5
 """How often it looks at writes of which nothing is heard."""
 _DRAIN_LOOK_S = 0.05
-"""The same, while it has to say that it drains."""
+"""Pause between two looks while it has to say that it drains."""
 
 
 class RankHost(Protocol):

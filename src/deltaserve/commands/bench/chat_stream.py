@@ -50,7 +50,7 @@ class ChatAnswer:
 
     @property
     def two_sides(self) -> TwoSides | None:
-        """None where the server is not ours."""
+        """What both sides did; None where the server is not ours."""
         timings = (self.usage or {}).get("timings")
         if not timings:
             return None

@@ -28,7 +28,7 @@ def async_http_client(
     headers: Mapping[str, str] | None = None,
     limits: httpx.Limits = _NO_LIMITS,
 ) -> httpx.AsyncClient:
-    """The same, for any number of requests at a time."""
+    """A client as `http_client` makes, for any number of requests at a time."""
     verify, trusts_environment = _route(url)
     try:
         return httpx.AsyncClient(

@@ -37,7 +37,7 @@ class RequestRecord:
     tokens_right: int | None
     """How many of `tokens_expected` came at their place; None if the answer's ids are not known."""
     tokens_expected: int
-    """0 where no right answer can be computed."""
+    """Tokens whose right value is known; 0 where no right answer can be computed."""
     error: str | None
     retokenized_len: int | None = None
     """Tokens that the local tokenizer makes of the answer's text; None without one."""

@@ -41,7 +41,7 @@ class BenchSummary:
     """Prompt tokens of completed requests, likewise the following lengths."""
     output_len: int
     cached_len: int | None
-    """None if no answer told it."""
+    """Prompt tokens served from cache; None if no answer told it."""
     requests_per_s: float
     input_tokens_per_s: float
     output_tokens_per_s: float
@@ -86,7 +86,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def distribution(samples: Iterable[float | None]) -> Distribution | None:
-    """None values are left out; None if nothing is left."""
+    """How the samples are distributed. None values are left out; None if nothing is left."""
     ordered = sorted(sample for sample in samples if sample is not None)
     if not ordered:
         return None

@@ -126,7 +126,7 @@ def cost_line(answer: ChatAnswer) -> str:
 
 
 def totals_line(answers: Sequence[ChatAnswer]) -> str:
-    """The same of all turns."""
+    """Figures of all turns in one line."""
     if not answers:
         return "no turns so far"
     sides = [answer.two_sides for answer in answers]
@@ -144,7 +144,7 @@ def _side_counts(side: TwoSides) -> tuple[int, int, int]:
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
-    """None where one is unknown."""
+    """The sum; None where one of the counts is unknown."""
     total = 0
     for count in counts:
         if count is None:
@@ -180,5 +180,5 @@ def counted(count: int, name: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Without characters that would command the terminal: a model's text may hold any."""
+    """The text without characters that would command the terminal: a model's text may hold any."""
     return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")

@@ -74,7 +74,7 @@ def _wait_ready(process: "subprocess.Popen[str]", tell: Callable[[str], None]) -
 
 
 def _read(process: "subprocess.Popen[str]", lines: "SimpleQueue[str | None]") -> None:
-    """To the end of what it says, so that it never waits for a reader."""
+    """Read to the end of what the server says, so that it never waits for a reader."""
     assert process.stdout is not None
     with process.stdout as output:
         for line in output:
@@ -83,7 +83,8 @@ def _read(process: "subprocess.Popen[str]", lines: "SimpleQueue[str | None]") ->
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """Told to drain; what is left after its grace, or when the user is not so patient, is killed with its children."""
+    """Tell the server to drain; what is left after its grace, or when the user is not so patient, is killed with
+    its children."""
     try:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

@@ -28,7 +28,7 @@ class AdminAnswer:
     """What an admin route said."""
 
     content: dict[str, Any] | None
-    """None: it was not reached."""
+    """The answer's content; None: the server was not reached."""
     refusal: str = ""
     """Where it was looked for, what came of it, and what would help."""
 

@@ -113,11 +113,11 @@ class AttentionBackend(Protocol):
         ...
 
     def begin_group(self, batch: Batch, group: int) -> StepAttention:
-        """The same, of the page group of this index alone."""
+        """Attention of a step as `begin_step` prepares it, for the page group of this index alone."""
         ...
 
     def begin_states(self, batch: Batch) -> Sequence[StepStates]:
-        """The same, per state group."""
+        """States of a step, one per state group."""
         ...
 
     @property

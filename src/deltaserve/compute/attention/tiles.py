@@ -109,7 +109,7 @@ def tiled_members(batch: Batch, run: Shared, window_len: int | None = None) -> t
 def plan_tiles(
     batch: Batch, table: Table, page_size: int, group_size: int, window_len: int | None = None
 ) -> TilePlan | None:
-    """None when no query is tiled."""
+    """The tiles of a step; None when no query is tiled."""
     split = batch.split_tokens
     tried = enumerate(_tiled_cut(query, split, window_len) for query in batch.queries)
     cuts = {index: cut for index, cut in tried if cut is not None}

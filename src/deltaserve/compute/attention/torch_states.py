@@ -44,7 +44,7 @@ class TorchStates:
         return self._undecided
 
     def load(self, layer: int, some: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Never what lies in the slot of a query that begins at 0: it may be anything, NaN too."""
+        """Load states, but never what lies in the slot of a query that begins at 0: it may be anything, NaN too."""
         found = self._arena.load(layer, self._sources if some is None else self._sources[some])
         if self._is_first is None:
             return found

@@ -87,7 +87,7 @@ class ThreadCollective:
         return self._together(x, lambda parts: torch.cat(parts, -1))
 
     def leave(self) -> None:
-        """This rank takes part no more: the others hear of it at once instead of after the time limit."""
+        """Take part no more: the other ranks hear of it at once instead of after the time limit."""
         self._table.barrier.abort()
 
     def _together(self, x: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:

@@ -108,7 +108,8 @@ class ExpertMesh:
         limit_waits(self._others.values(), self._limit_s)
 
     def say_done(self) -> None:
-        """This member computes nothing more of its own. It takes part as long as others do. Raises CollectiveError."""
+        """Tell that this member computes nothing more of its own. It takes part as long as others do. Raises
+        CollectiveError."""
         self._is_done = True
         for rank, other in self._others.items():
             self._send(rank, other, _DONE)

@@ -68,5 +68,5 @@ class NgramDrafter:
 
 
 def make_drafter(choice: DraftChoice) -> Drafter | None:
-    """None: nobody guesses, or a draft head does (model_drafter.py)."""
+    """What guesses on the host; None: nobody guesses, or a draft head does (model_drafter.py)."""
     return NgramDrafter() if choice == "NGRAM" else None

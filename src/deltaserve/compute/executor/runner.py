@@ -87,7 +87,7 @@ class ExecutorSizes:
 
 
 def _with_shared_cores(sizes: ExecutorSizes, share: CoreShare, native: NativeContext | None) -> ExecutorSizes:
-    """Without them a worker computes with its own threads alone."""
+    """The sizes with the threads of a share. Without shared cores a worker computes with its own threads alone."""
     if native is not None:
         try:
             native.share_cores(share)
@@ -282,7 +282,8 @@ class TorchExecutor:
         return self._failed(plan)
 
     def _failed(self, plan: StepPlan) -> StepResult:
-        """Not to be called from the handler of what failed: the exception holds the tensors of the step."""
+        """Results of a failed step. Not to be called from the handler of what failed: the exception holds the
+        tensors of the step."""
         self._attention.free_scratch()
         self._wait_for_device()
         if self._device.type == "cuda":
@@ -359,7 +360,7 @@ class TorchExecutor:
         return told
 
     def _last_tokens(self, inputs: StepInputs) -> LastTokens | None:
-        """None: those of the step."""
+        """The tokens whose hidden states are read; None: all of the step."""
         wanted = inputs.wanted
         if len(wanted.tokens) == inputs.batch.num_tokens:
             return None

@@ -99,7 +99,7 @@ class StepGraphs:
         return is_decoding and num_rows <= self._max_rows and len(inputs.wanted.tokens) == num_rows
 
     def _filled(self, inputs: StepInputs, bucket: int) -> _Recorded | None:
-        """None: no step that was recorded has room for it."""
+        """A recorded step filled with the inputs; None: no step that was recorded has room for it."""
         found = self._recorded.get(bucket)
         if found is None or not found[0].step.fill(inputs.batch):
             return None
@@ -107,7 +107,7 @@ class StepGraphs:
         return found
 
     def _record(self, inputs: StepInputs, bucket: int) -> _Recorded | None:
-        """None: it cannot be, and no step is from now on."""
+        """Record a step; None: it cannot be, and no step is from now on."""
         try:
             found = _RecordedStep(
                 decoder=self._decoder,

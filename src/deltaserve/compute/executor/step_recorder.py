@@ -48,5 +48,5 @@ class GraphRecorder:
 
 
 def recorder_of(device: torch.device) -> StepRecorder | None:
-    """None: nothing is recorded on this device."""
+    """What records steps on this device; None: nothing can."""
     return GraphRecorder(device) if device.type == "cuda" else None

@@ -81,7 +81,7 @@ class UndecidedStates:
         return states.view(stored.shape), read
 
     def settle(self, lens: Sequence[int], spec: DeltaSpec, ops: StepOps) -> None:
-        """Only the first `lens` tokens of these queries were right, one at least: their states are stored."""
+        """Store the states behind the first `lens` tokens of these queries, one at least: the others were wrong."""
         for layer, windows in enumerate(self.windows):
             num_kept = len(windows[0]) - len(self.tokens[layer][0].k)
             kept = [window[length : length + num_kept] for window, length in zip(windows, lens, strict=True)]

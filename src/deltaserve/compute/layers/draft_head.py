@@ -97,7 +97,7 @@ class DraftHead:
         return self._tokens(self.logits(normed).argmax(-1))
 
     def weighed_guesses(self, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, and [N] float32: how likely the head holds each."""
+        """Guesses as of `guesses`, and [N] float32: how likely the head holds each."""
         logits = self.logits(normed)
         most, best = logits.max(-1)
         return self._tokens(best), 1 / (logits - most[:, None]).exp_().sum(-1)

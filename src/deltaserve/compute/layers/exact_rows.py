@@ -17,7 +17,7 @@ from deltaserve.compute.weights.packing import packed_rows, product
 
 BLOCK_ROWS = 16
 _HEAD_ROWS = 8
-"""The same where each head has a matrix of its own: all heads together are work enough."""
+"""Rows of a block where each head has a matrix of its own: all heads together are work enough."""
 _TESTED = {torch.float32: 1 << 12}
 """Type |-> results that are compared. In another order of summation every second float32 differs."""
 _TESTED_ROUNDED = 1 << 18

@@ -324,7 +324,7 @@ class NativeOps:
         return int(self._context.functions.ds_product_rows(self._isa, _TYPES[dtype]))
 
     def _packed_depth(self, weight: Tensor) -> int | None:
-        """None: torch multiplies with it."""
+        """Depth of a packed matrix's panels; None: torch multiplies with it."""
         if not weight.is_mkldnn:
             return None
         num_columns, depth = weight.shape

@@ -24,7 +24,7 @@ class Sharing(Enum):
 
     PRIVATE = "private"
     PROCESSES = "processes"
-    """Also a process to which the block's file is handed: a transport whose library runs in a child process."""
+    """This process and one to which the block's file is handed: a transport whose library runs in a child process."""
     READERS = "readers"
     """Processes to which the block's file is handed, but to read only; nobody can change its size."""
 

@@ -49,7 +49,7 @@ class DeviceMemory:
         return self.kv.checksums(pool, pages, slices)
 
     def checksums_there(self, pool: PoolId, routes: Sequence[Route], src: PlacedPages, dst: PlacedPages) -> bytes:
-        """The same of pages `dst` of a reader, once what `src` holds is copied there: over what is written of each."""
+        """Checksums of pages `dst` of a reader, once what `src` holds is copied there: over what is written of each."""
         arenas = [arena for arena in self.kv.arenas if self.kv.cache.pool_of(arena.layout.group) == pool]
         page_bytes = sum(route.dst_page_bytes for route in routes)
         step = max(1, _CHECKED_BYTES // max(1, page_bytes))

@@ -104,7 +104,8 @@ class NativeContext:
         self.functions.ds_context_use_threads(self.address, self.num_threads)
 
     def share_cores(self, share: CoreShare) -> None:
-        """Before the first step: threads beyond the share's own compute only where nobody else does. Raises OSError."""
+        """Divide cores with other workers: threads beyond the share's own compute only where nobody else does. To be
+        called before the first step. Raises OSError."""
         page = SharedPage(share)
         places = share.place, share.num_places, share.num_cores, share.own_threads
         if not self.functions.ds_context_share_cores(self.address, page.address, *places):

@@ -79,7 +79,7 @@ def pack_codes(
 
 
 def empty_matrix(form: BlockForm, shape: tuple[int, int], rounds_inputs: bool) -> BlockMatrix:
-    """To be filled by `write_rows`."""
+    """An empty matrix, to be filled by `write_rows`."""
     rows, cols = shape
     panels = torch.zeros((-(-rows // PANEL), cols // form.run_len, form.run_bytes), dtype=torch.uint8)
     return BlockMatrix(form, shape, panels, rounds_inputs)

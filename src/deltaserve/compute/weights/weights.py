@@ -246,7 +246,7 @@ def allocate(
 def allocate_draft(
     draft: DraftSpec, dtype: torch.dtype, device: torch.device, shard: Shard = Shard()
 ) -> tuple[DraftWeights, dict[str, Tensor]]:
-    """The same of a draft head that has a folder of its own."""
+    """Allocate weights of a draft head that has a folder of its own."""
     table = TargetTable(draft_parts(draft), shard, dtype, device)
     return _draft(table, draft.local(shard)), table.targets
 

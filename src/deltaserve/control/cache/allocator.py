@@ -63,7 +63,7 @@ class PagePool:
 
     @property
     def num_moved(self) -> int:
-        """The same over all events."""
+        """How many pages were moved, over all events."""
         return sum(self._num_moved)
 
     @property

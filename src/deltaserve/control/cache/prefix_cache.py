@@ -387,7 +387,8 @@ class PrefixCache:
         return tuple(firsts)
 
     def _firsts_after(self, lease: Lease, end: int, pages: Pages) -> tuple[int, ...]:
-        """The same after an insert: of what `lease` held and what was handed over, the part that `end` needs."""
+        """First page indexes to hold after an insert: of what `lease` held and what was handed over, the part that
+        `end` needs."""
         firsts = list(self._from_start)
         for tail in self._tails:
             held, handed_over = lease.first_page(tail.index), end - len(pages[tail.index])

@@ -32,7 +32,7 @@ class Node:
         self.id = node_id
         self.namespace = namespace
         self.parent = parent
-        """None only for a root, which holds no pages."""
+        """Parent node; None only for a root, which holds no pages."""
         self.tokens = tokens
         """Packed ids of this node's pages only."""
         self.keys = keys

@@ -18,7 +18,7 @@ from deltaserve.core.ids import PageId
 from deltaserve.core.lifetime import Lifetime, Retention
 
 _COMPARED = 16
-"""So many of the least recently used states are compared by what they would cost."""
+"""Least recently used states that are compared by what they would cost."""
 
 
 class StateEviction(Enum):

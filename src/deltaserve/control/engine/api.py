@@ -67,7 +67,7 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     peer_lost_s: float = 5.0
     """Silence of a prefill worker, seen by decode, after which its requests fail and it is fenced."""
     peer_suspect_s: float = 1.5
-    """The same when the connection to it broke, and nothing was heard since."""
+    """Silence since its connection broke after which a peer is taken for lost."""
     peer_lease_s: float = 5.0
     """Silence of a decode worker, seen by prefill, after which it is fenced and its pages are unpinned."""
     front_grace_s: float = 10.0

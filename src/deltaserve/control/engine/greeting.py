@@ -61,7 +61,7 @@ class FromPeer:
 
     peer: Peer
     message: Message | None
-    """To be handled by the instance; None when the frame was about the link itself, or not current. A Hello is a
+    """Message for the instance to handle; None when the frame was about the link itself, or not current. A Hello is a
     front's, which wants a snapshot."""
     is_gone: bool = False
     """The peer's former life or endpoint is over: everything held for it must fail first."""
@@ -88,7 +88,7 @@ class _Places:
     """The second one was heard of later than the first."""
 
     def remember(self, address: PeerAddress) -> None:
-        """To be tried as soon as the peer is not where it was."""
+        """Remember an address to be tried as soon as the peer is not where it was."""
         others = [place for place in self.known[1:] if place != address]
         self.known[1:] = [address, *others][: _MAX_PLACES - 1]
         self.has_news = True
@@ -120,10 +120,10 @@ class Greeter:
         self._greetings: dict[PeerName, _Greeting] = {}
         self._num_greetings = 0
         self._farewells: dict[PeerName, Boot] = {}
-        """Who knew the engine before this one |-> their boot."""
+        """Peers that knew the engine before this one |-> their boot."""
         self._num_farewells = 0
         self._hang_up_later: list[PeerName] = []
-        """Whom that engine, or one before it, had dialled: over these links they hear of its end."""
+        """Peers that that engine, or one before it, had dialled: over these links they hear of its end."""
         self._num_fencing = 0
         """Fences that were asked for and are not there yet."""
         self.refusals: dict[PeerName, Refusal] = {}
@@ -134,7 +134,7 @@ class Greeter:
         self.stale_frames = 0
 
     def misfits(self) -> dict[PeerName, str]:
-        """Whose configuration differs. A role that does not fit yet is none."""
+        """Peers whose configuration differs |-> how. A role that does not fit yet is none."""
         return {name: words for name, (reason, words) in self.refusals.items() if reason is FailReason.INCOMPATIBLE}
 
     # ------------------------------------------------------------ sending
@@ -145,7 +145,7 @@ class Greeter:
         self._out.append(SendFrame(peer, self.table.seal(peer, message, mark)))
 
     def _send_to(self, name: PeerName, boot: Boot, message: Message) -> None:
-        """To whoever had this boot, which is not, or no longer, the one in the table."""
+        """Send to a peer that had this boot, which is not, or no longer, the one in the table."""
         envelope = Envelope(src=self.config.name, src_boot=self.config.boot, dst_boot=boot, body=message)
         self._out.append(SendFrame(name, envelope))
 
@@ -343,7 +343,8 @@ class Greeter:
         self._say_farewell()
 
     def _say_farewell(self) -> None:
-        """To those of whom nothing was heard since: they may keep what they remember of the former engine for ever."""
+        """Tell peers of whom nothing was heard since: they may keep what they remember of the former engine for
+        ever."""
         for name, boot in self._farewells.items():
             if self.table.get(name).boot is None:
                 self._send_to(name, boot, _NOT_READY)

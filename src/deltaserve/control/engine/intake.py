@@ -37,7 +37,7 @@ _MAX_GAP_S = 8.0
 _ARRIVAL_S = 1.0
 """After prefill has seen everything DONE, its announcements take so long at most; else one is lost."""
 _LOGPROBS_S = 6.0
-"""So long after the pages have landed the prompt's log-probabilities are asked for, if they do not come."""
+"""Seconds after the pages have landed until the prompt's log-probabilities are asked for, if they do not come."""
 _BOOTSTRAP_S = 5.0
 """A room offered to a peer that is not there for so long fails (and may be retried elsewhere)."""
 
@@ -275,7 +275,8 @@ class Intake:
                 del self._coming[key]
 
     def _expect(self, ticket: Ticket) -> None:
-        """Before the grant goes out: a rank scatters nothing but what it was told of."""
+        """Tell the ranks what to scatter, before the grant goes out: a rank scatters nothing but what it was told
+        of."""
         if self._links.may_stage(ticket.peer):
             self._expected.add(ticket.id)
             firsts = tuple(missing.start for missing in ticket.coverage.missing)

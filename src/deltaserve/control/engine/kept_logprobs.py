@@ -21,7 +21,7 @@ _MAX_NUMBERS = 1 << 18
 _MAX_PROMPTS = 4096
 
 Reading = tuple[PeerName, Room]
-"""Who is told, and of which room."""
+"""Reader that is told, and room."""
 
 
 @dataclass(slots=True)

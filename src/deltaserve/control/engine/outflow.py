@@ -320,7 +320,7 @@ class Outflow:
         return room if room is not None and room.ticket is ticket else None
 
     def _fence(self, peer: PeerName) -> None:
-        """This side's endpoint must go: every room of that peer fails, and decode is told to fence as well."""
+        """Fence this side's endpoint: every room of that peer fails, and decode is told to fence as well."""
         for room in [r for r in self.rooms.values() if r.peer == peer]:
             self._fail(room, FailReason.PEER_FENCED, "prefill had to fence this peer")
         self.links.fence(peer)

@@ -89,7 +89,7 @@ class DecodeRoom:
     times: Timeline
     state: DecodeState
     prefill: PeerName | None = None
-    """Whom the current attempt was offered to; None: computed here."""
+    """Worker that the current attempt was offered to; None: computed here."""
     ticket: Ticket | None = None
     attempt_len: int = 0
     """Tokens of the current attempt's prompt."""

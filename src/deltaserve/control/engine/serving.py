@@ -363,7 +363,8 @@ class Serving:
     # ------------------------------------------------------------ endings
 
     def _attempt_failed(self, room: DecodeRoom, reason: FailReason, message: str, now: float) -> None:
-        """Before the first token the front may try elsewhere; after it this worker computes the rest itself."""
+        """End an attempt. Before the first token the front may try elsewhere; after it this worker computes the
+        rest itself."""
         if room.state not in _REMOTE:
             return
         if not room.has_output:

@@ -61,8 +61,8 @@ class Estimate:
     decode_wait_s: float
     step_s: float
     sure_wait_s: float
-    """Before anything is done for the request, as far as it follows from measured rates: a request may be refused for
-    it. What is assumed of workers that have computed little or nothing orders pairs, and refuses nobody."""
+    """Wait before anything is done for the request, as far as it follows from measured rates: a request may be refused
+    for it. What is assumed of workers that have computed little or nothing orders pairs, and refuses nobody."""
 
     @property
     def ttft_s(self) -> float:

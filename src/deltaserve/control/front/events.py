@@ -43,7 +43,7 @@ class Member:
     name: PeerName
     role: Role
     url: str | None
-    """None: whoever starts it will say, by WorkerUp. Until then it is neither dialled nor heard."""
+    """Where it listens; None: whoever starts it will say, by WorkerUp. Until then it is neither dialled nor heard."""
     group: str | None = None
     """Name of its expert group, all of whose members compute every step together; None: it is in none."""
 
@@ -57,7 +57,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUp:
-    """Whoever starts workers says that one listens now: it is registered if new, dialled and sent a Hello at once."""
+    """Tells that a worker listens now: it is registered if new, dialled and sent a Hello at once."""
 
     member: Member
 
@@ -105,8 +105,8 @@ class FrontConfig:
     peer_suspect_s: float = 1.5
     """One whose connection broke is lost after so much silence; for others new rooms go elsewhere if they can."""
     come_back_s: float = 30.0
-    """So long a worker that was in use and cannot be reached is expected back. One whose process is known to have ended
-    is expected without limit: whoever said so starts it again."""
+    """Time for which a worker that was in use and cannot be reached is expected back. One whose process is known to
+    have ended is expected without limit: whoever said so starts it again."""
     stale_report_s: float = 1.0
     """Age from which on a worker's report fades to the mean of its kind."""
     hello_back_off_s: float = 2.0

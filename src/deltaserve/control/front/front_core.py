@@ -46,7 +46,8 @@ from deltaserve.core.wire.messages import (
 )
 
 _REST_S = 1.0
-"""Before a room goes to a worker that others do not reach, or that was leaving: the front may learn of it later."""
+"""Pause before a room goes to a worker that others do not reach, or that was leaving: the front may learn of it
+later."""
 _AT_ONCE = frozenset({Cause.DECODE, Cause.SILENT, Cause.GAP})
 """Causes that say nothing of the workers that are left."""
 

@@ -29,7 +29,7 @@ class Cause(Enum):
     FENCED = "fenced"
     """Nobody's that is known: the room's transfer ended with a fence that another one needed."""
     DECODE = "decode"
-    """Its process ended, as far as is known."""
+    """The decode worker's process ended, as far as is known."""
     SILENT = "silent"
     """Decode is not heard of; nothing says that its process ended."""
     GAP = "gap"

@@ -63,9 +63,9 @@ class Placement:
 
     decode: PeerName
     prefill: PeerName | None
-    """None: decode computes the prompt itself."""
+    """Worker that computes the prompt; None: decode does itself."""
     compute_tokens: int
-    """To prefill: prompt minus what the computing worker was believed to hold."""
+    """Tokens to compute: prompt minus what the computing worker was believed to hold."""
     memory_tokens: int
     """Tokens of the prompt for which decode needs new memory."""
     output_tokens: int
@@ -106,7 +106,7 @@ class KeyedSample:
         return self.generation.sampling.prompt_logprobs is not None
 
     def alone(self) -> "KeyedSample":
-        """The same, computed without anything that others have computed."""
+        """The sample, computed without anything that others have computed."""
         return replace(self, generation=replace(self.generation, cache=CacheUse.BYPASS))
 
 
@@ -134,7 +134,7 @@ class LiveRoom:
     """Tokens that wait for prompt logprobs."""
     first_token_s: float = 0.0
     unplaced_since: float | None = None
-    """None: it is placed, or was given its first token."""
+    """When it lost its placement; None: it is placed, or was given its first token."""
     worker_wait_s: float = 0.0
     """Seconds without a placement before its first token."""
     retries: Retries = field(default_factory=Retries)

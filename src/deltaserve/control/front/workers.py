@@ -161,7 +161,7 @@ class FromWorker:
 
     worker: Worker
     message: Message | None
-    """To be handled by the front; None when the frame was about the link itself, or not current."""
+    """Message for the front to handle; None when the frame was about the link itself, or not current."""
     is_gone: bool = False
     """The worker's former life is over: everything placed there must fail first."""
     is_back: bool = False
@@ -204,7 +204,7 @@ class Workers:
         return "; ".join(w.describe() for w in self if not w.takes_rooms) or "no prefill and decode worker configured"
 
     def takers(self, now: float) -> list[Worker]:
-        """Who takes rooms now, or will soon."""
+        """Workers that take rooms now, or will soon."""
         return [w for w in self._workers.values() if w.takes_rooms or w.is_expected(now)]
 
     def refusal(self, now: float) -> str | None:
@@ -374,7 +374,7 @@ class Workers:
                 self._send_hello(worker)  # it connects to the prefill workers before the first request for them
 
     def _expect(self, worker: Worker, now: float) -> None:
-        """Whoever is in use now will be expected back."""
+        """Expect the worker back, since it is in use now."""
         if worker.takes_rooms:
             worker.expected_until, worker.last_facts = now + self._config.come_back_s, worker.facts
 
@@ -386,7 +386,7 @@ class Workers:
             self._learn_role(worker, worker.peer.hello)
 
     def _reconsider(self) -> None:
-        """Whoever was the measure may be gone: judge the refused again."""
+        """Judge the refused workers again: the one they were compared with may be gone."""
         for worker in self._workers.values():
             if worker.peer.state is PeerState.REFUSED and worker.peer.hello is not None:
                 self._judge(worker)

@@ -18,7 +18,7 @@ class FrameIn:
 
 @dataclass(frozen=True, slots=True)
 class PeerDied:
-    """Whoever watches the peer's process saw it end (not a missed heartbeat, which the control plane notices)."""
+    """Tells that a peer's process was seen to end (not a missed heartbeat, which the control plane notices)."""
 
     peer: PeerName
 

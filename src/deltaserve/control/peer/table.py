@@ -189,7 +189,8 @@ class PeerTable:
             known.broken_since = now
 
     def excuse(self, pause_s: float, now: float) -> None:
-        """This process stood still for so long: it heard of nobody, and cannot say that nobody spoke."""
+        """Do not count a pause of this process as silence: it heard of nobody meanwhile, and cannot say that nobody
+        spoke."""
         for peer in self._peers.values():
             peer.last_heard = min(now, peer.last_heard + pause_s)
             if peer.broken_since is not None:

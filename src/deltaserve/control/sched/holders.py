@@ -39,7 +39,7 @@ class Holders:
         return len(self._places)
 
     def add(self, request: Request) -> None:
-        """Also when its place in the queue has changed."""
+        """Add a request, or note that its place in the queue has changed."""
         place = self._place(request)
         if self._places.get(request) == place:
             return
@@ -70,7 +70,7 @@ class Holders:
         return taken
 
     def youngest(self, short: Sequence[PoolId]) -> Request | None:
-        """Whoever is to yield next, of those that hold pages of a pool in `short`."""
+        """The request that is to yield next, among those that hold pages of a pool in `short`."""
         if FULL in short:
             return self._youngest()
         return min(self._holding(short), key=self._places.__getitem__, default=None)
@@ -88,7 +88,7 @@ class Holders:
         return None
 
     def youngest_behind(self, request: Request, short: Sequence[PoolId]) -> Request | None:
-        """The same of all others, if it stands behind `request` in the queue, or beside it.
+        """The next to yield among all others, if it stands behind `request` in the queue, or beside it.
 
         Of two samples that came at once either yields to the other: else each would wait for the other's pages.
         """
@@ -96,7 +96,7 @@ class Holders:
         return holder if holder is not None and self._places[holder] <= self._place(request) else None
 
     def youngest_but(self, request: Request, short: Sequence[PoolId]) -> Request | None:
-        """The same of all others."""
+        """The next to yield among all others."""
         if FULL not in short:
             others = (holder for holder in self._holding(short) if holder is not request)
             return min(others, key=self._places.__getitem__, default=None)

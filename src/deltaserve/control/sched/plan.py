@@ -24,7 +24,7 @@ class RowOpen:
     prompt_len: int
     """Tokens of the original prompt: output position of the token at index i is i - prompt_len."""
     draft_start: DraftStart | None = None
-    """None: it starts where the row's first item does."""
+    """Where a draft head begins; None: where the row's first item does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class PlanItem:
     """The last so many input tokens are guesses. A token is drawn after the last known one, and after each guess as
     long as all before it were what was drawn (control/sched/speculation.py)."""
     wanted_drafts: int = 0
-    """So many guesses at what follows may come with the result. A draft head writes behind the tokens that were drawn,
-    into the row's pages: there is room for that."""
+    """Most guesses at what follows that may come with the result. A draft head writes behind the tokens that were
+    drawn, into the row's pages: there is room for that."""
     wants_features: bool = False
     """What a draft head reads of the last known token comes with the result: another worker goes on behind it."""
 

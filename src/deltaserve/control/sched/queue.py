@@ -50,13 +50,13 @@ class FairQueue:
         self.num_pushed = 0
         self.num_discarded = 0
         self._new: dict[Request, None] = {}
-        """Not tried since they came."""
+        """Requests not tried since they came."""
         self._refused: list[_Wait] = []
         """Waits of those that found no room when they were tried last, in order."""
         self._is_blocked = False
-        """None behind the last of these was tried."""
+        """Whether none behind the last of `_refused` was tried."""
         self._stallers: set[Request] = set()
-        """Those that were refused so often or for so long that nobody behind them was tried."""
+        """Requests that were refused so often or for so long that nobody behind them was tried."""
 
     def __len__(self) -> int:
         return len(self._urgent) + len(self._normal)
@@ -98,7 +98,7 @@ class FairQueue:
         return self._take(self._in_order(), attempt, now)
 
     def take_new(self, attempt: Attempt, now: float) -> list[Request]:
-        """The same, where those tried before would fare as before, and none of them has gone: they are not tried."""
+        """Try new requests alone, where those tried before would fare as before, and none of them has gone."""
         if self._rank is not None or any(request in self._urgent for request in self._new):
             return self.take(attempt, now)
         is_blocked = self._is_blocked or not all(_may_be_overtaken(wait, now) for wait in self._refused)

@@ -8,7 +8,7 @@ from collections import deque
 
 _KEPT = 32
 _ENOUGH = 8
-"""Before so many nothing is known: all of them may have been of the slow kind."""
+"""Fewest times from which anything is told: before, all of them may have been of the slow kind."""
 
 
 class Recent:

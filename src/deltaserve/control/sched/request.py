@@ -50,7 +50,7 @@ class Request:
     owned_first: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_planned: int = 0
-    """`num_computed` when the step under way is over."""
+    """Value of `num_computed` when the step under way is over."""
     num_finite: int = 0
     """Tokens whose KV a token was drawn from, here or by its writer: all of it is finite."""
     row: RowId | None = None

@@ -193,7 +193,7 @@ class Running:
             request.passing_state = request.num_computed
 
     def leave_computed(self, request: Request) -> None:
-        """The same when it goes on no more: it needs no other slots."""
+        """Leave to the tree what was computed, when the request goes on no more: it needs no other slots."""
         if not self._has_news(request):
             return
         if self.checkpoints is not None and self.checkpoints.is_due(request):

@@ -29,7 +29,7 @@ class SchedConfig:
     draft_policy: Literal["adaptive", "always"] = "adaptive"
     """Whether guesses are verified where that pays, or all of them."""
     drafts_take_places: bool = False
-    """Whoever guesses writes into a row's pages behind its tokens: a draft head."""
+    """Whether guessing writes into a row's pages behind its tokens: a draft head does."""
     num_ahead: int = 0
     """Steps planned while another one computes: 0 or 1."""
     state_chunk_len: int = 64

@@ -6,7 +6,7 @@ _FORGETS = 0.02
 """Weight of a new step in the means; old ones fade: what else runs on the machine changes the cost, as do context
 lengths."""
 _MIN_STEPS = 8.0
-"""So many steps must be remembered, of lengths that differ by `_MIN_SPREAD` tokens, before c0 and c1 are told apart."""
+"""Fewest steps to remember, of lengths that differ by `_MIN_SPREAD` tokens, before c0 and c1 are told apart."""
 _MIN_SPREAD = 0.5
 _ANY = 1 << 30
 _CLEARLY = 0.9

@@ -34,15 +34,15 @@ class Claim(Enum):
     """What a request may take when its turn comes."""
 
     NOTHING = "nothing"
-    """Not now: it waits for somebody else."""
+    """Nothing now: it waits for somebody else."""
     SPARE = "spare"
     """Memory nobody holds: it is computed ahead of being asked for."""
     FULL = "full"
-    """Also what requests behind it hold while they wait."""
+    """Memory nobody holds, and what requests behind it hold while they wait."""
 
 
 class Gatekeeper(Protocol):
-    """Who may be computed, beyond what rows, steps and memory allow: the owner's say."""
+    """Says which requests may be computed, beyond what rows, steps and memory allow: the owner's say."""
 
     def may_start(self, request: Request) -> bool:
         """Asked often and first; looks nothing up."""

@@ -71,7 +71,7 @@ class PagePairs:
     first: int
     """Index in the prompt of the first page of `dst`."""
     src_first: int
-    """The same of `src`, counted in this side's pages."""
+    """First page among `src`, counted in this side's pages."""
     src: tuple[PageId, ...]
     dst: tuple[PageId, ...]
 
@@ -102,7 +102,7 @@ class PageCheck:
     """Pages that must hash to the packed crc32 values the writer announced."""
 
     pair: RankPair
-    """Whose announcement it was, and whose pages: what is compared are the heads that go between these two."""
+    """Pair of ranks whose announcement it was: what is compared are the heads that go between these two."""
     pool: PoolId
     first: int
     """Index in the prompt of the first page."""

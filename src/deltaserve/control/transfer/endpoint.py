@@ -91,7 +91,7 @@ class Memory(Protocol):
         ...
 
     def checksums_there(self, pool: PoolId, routes: Sequence[Route], src: PlacedPages, dst: PlacedPages) -> bytes:
-        """The same of the pages `dst` as a reader has them, once what `src` holds is copied: of what is written there.
+        """Checksums of the pages `dst` as a reader has them, once what `src` holds is copied: of what is written there.
 
         `routes`: of each group of the pool, in order.
         """
@@ -458,7 +458,7 @@ class Endpoint:
         return Piece(pool=pairs.pool, first=pairs.first, end=pairs.first + len(pairs.dst), checksums=checksums)
 
     def _advance(self, peer: PeerName, now: float) -> list[TransferReport]:
-        """See what completed, then post what may be posted."""
+        """Look at what completed, then post what may be posted."""
         link = self._links.get(peer)
         if link is None:
             return []

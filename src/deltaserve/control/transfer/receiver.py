@@ -104,7 +104,7 @@ class Receiver:
         self._unanswered: OrderedDict[TicketId, Ticket] = OrderedDict()
         """Revoked tickets whose peer may still answer, in order of when it was heard last."""
         self.on_over: Callable[[Ticket], None] = _nobody
-        """Told of every ticket that is over. Set by whoever told others of the grant."""
+        """Called with every ticket that is over. Set by whoever told others of the grant."""
         self.moves: Counter[tuple[ReceiverState, ReceiverEvent]] = Counter()
         self.late_dones = 0
         """Announcements without a live ticket: dropped and counted."""

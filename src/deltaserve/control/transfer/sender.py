@@ -45,7 +45,7 @@ class SendTicket:
     answer_revoke: bool = False
 
     def sources(self, pool: PoolId, end: int) -> range:
-        """This side's pages that the next chunk is read from, if it goes up to the reader's page `end`."""
+        """Pages of this side that the next chunk is read from, if it goes up to the reader's page `end`."""
         return self.prompt.sources(self.cursors[pool], end)
 
     @property
@@ -227,7 +227,7 @@ class Sender:
         return ticket
 
     def fenced(self, peer: PeerName) -> list[SendTicket]:
-        """This side's endpoint for `peer` is gone: nothing reads its source pages any more.
+        """Note that this side's endpoint for `peer` is gone: nothing reads its source pages any more.
 
         It does not stop what has left them: a ticket with writes not seen DONE is remembered as dirty.
         """

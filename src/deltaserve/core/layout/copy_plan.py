@@ -207,7 +207,7 @@ class Route:
         return merge_copies(copies)
 
     def element_copies(self, src: PlacedPages, dst: PlacedPages) -> Iterator[ElementCopy]:
-        """The same in rows of elements, for any two page sizes and dtypes."""
+        """Copies in rows of elements, for any two page sizes and dtypes."""
         for tokens in token_overlaps(src, self.src.page_size, dst, self.dst.page_size):
             for run in self.heads:
                 yield from self._rows(tokens, run)

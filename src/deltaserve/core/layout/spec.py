@@ -86,7 +86,8 @@ class PageTerms:
 
 
 CacheGroup = PageGroup | StateGroup
-"""Only memory and attention ask which: all others read name, dtype, retention, blocks and page_len."""
+"""A group of either kind. Only memory and attention ask which: all others read name, dtype, retention, blocks and
+page_len."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class CacheSpec:
         return len(self.pools)
 
     def under(self, terms: PageTerms) -> "CacheSpec":
-        """The same groups, as another worker keeps them. Raises ValueError when these are not so many."""
+        """The groups as another worker keeps them. Raises ValueError when these are not so many."""
         groups = zip(self.groups, terms.dtypes, strict=True)
         kept = tuple(replace(group, dtype=dtype) for group, dtype in groups if dtype is not None)
         return CacheSpec(terms.page_size, kept)

@@ -23,7 +23,7 @@ class FirstToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     cached_len: int = 0
     """Prompt tokens prefill took from its own tree."""
     draft: DraftHandover | None = None
-    """None: prefill has no draft head."""
+    """What a draft head hands over; None: prefill has none."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -135,7 +135,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
     namespace: str
     sampling: SamplingParams
     prefill: PeerAddress | None
-    """None: compute the prompt here."""
+    """Worker to offer the prompt to; None: compute the prompt here."""
     remaining_ms: int
     cache: CacheUse = CacheUse.NORMAL
     local_len: int = 0
@@ -415,7 +415,7 @@ class Events(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
     """Packed keys of the pages that entered; of the whole tree in a snapshot."""
     evicted: bytes
     snapshot: bool = False
-    """`stored` is the whole tree; forget what was known."""
+    """Whether `stored` is the whole tree, and what was known before is to be forgotten."""
 
 
 Message = (
@@ -453,7 +453,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Name of the sending instance."""
     src_boot: int
     dst_boot: int | None
-    """None only for Hello: the other side's boot is not known yet."""
+    """Boot of the addressee; None only for Hello: the other side's boot is not known yet."""
     closed_below: int = 1
     """Tickets below this number are closed for good: tombstones of them may be forgotten. Decode tells prefill."""
     body: Message

@@ -50,7 +50,7 @@ GGUF_FORMS: Mapping[str, BlockForm] = {
 }
 """Type of a GGUF file's tensor |-> form that has all of its values."""
 FOLDER_FORMS: Mapping[str, BlockForm] = {"I8": BlockForm(8, 32, 4, 128), "I4": BlockForm(4, 32, 4, 8)}
-"""The same for whole numbers of 8 and 4 bits in a folder, whose factors stand for more weights than a run."""
+"""Forms of whole numbers of 8 and 4 bits in a folder, whose factors stand for more weights than a run."""
 STORED_FORMS = {**GGUF_FORMS, **FOLDER_FORMS}
 INT8 = GGUF_FORMS["Q8_0"]
 """What matrices are rounded to that no file has in codes."""

@@ -34,7 +34,8 @@ TURN_ENDS = frozenset(
 """Tokens that end an answer in every model that has them: a file names one or two of them by id, and some files call
 others of them ordinary. They are control tokens, as for llama.cpp."""
 _CONTROL_ENDS = frozenset({"</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "<|EOT|>"})
-"""The same, but ordinary text in other models: `</s>` is an HTML tag in Gemma's vocabulary."""
+"""Control tokens that end an answer, but are ordinary text in other models: `</s>` is an HTML tag in Gemma's
+vocabulary."""
 _MESSAGE_END, _AFTER_MESSAGES = "<|end|>", frozenset({"<|return|>", "<|call|>"})
 """Where a vocabulary has the others too, the first ends a message of several (gpt-oss), as for llama.cpp."""
 _NO_TOKEN = (-1, 2**32 - 1)
@@ -104,7 +105,7 @@ class ArchFields:
         return self.metadata.has(f"{self.arch}.{name}")
 
     def get(self, name: str) -> object:
-        """None when it is not there."""
+        """The value of a key; None when it is not there."""
         return self.metadata.values.get(f"{self.arch}.{name}")
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:

@@ -106,7 +106,7 @@ class Child:
         return self._channel.fileno()
 
     def tell(self, notice: ToChild) -> None:
-        """Never blocks. A child that does not read loses notices, not the others."""
+        """Tell the child, without blocking: one that does not read loses notices, not the others."""
         with suppress(BlockingIOError, ConnectionError):
             self._channel.send(encode_notice(notice))
 
@@ -126,7 +126,7 @@ class Child:
         return notices
 
     def signal(self, number: signal.Signals) -> None:
-        """To this very process: through its descriptor, so never to another one with a reused id."""
+        """Signal this very process: through its descriptor, so never another one with a reused id."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 

@@ -43,7 +43,7 @@ class Output(Protocol):
 
 
 class OwnOutput:
-    """The same as that of the process that starts the child: whoever collects it has all lines."""
+    """The output of the process that starts the child: whoever collects it has all lines."""
 
     problem: str | None = None
 

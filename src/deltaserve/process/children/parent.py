@@ -39,7 +39,7 @@ class Parent:
 
     @classmethod
     def attach(cls) -> "Parent | None":
-        """None when nobody supervises this process. Call it once, from the main thread.
+        """The channel to the supervisor; None when nobody supervises this process. Call it once, from the main thread.
 
         Raises ConfigError when the supervisor is gone already.
         """

@@ -23,7 +23,8 @@ _MARK = "locked-by-owner"
 
 @contextmanager
 def private_folder(state_dir: str | None = None) -> Iterator[Path]:
-    """Only the owner can look into it. In `state_dir`, by default where temporary files go. Removed in the end.
+    """A folder that only its owner can look into. In `state_dir`, by default where temporary files go. Removed in the
+    end.
 
     Raises ConfigError when there is no place for one.
     """

@@ -39,7 +39,7 @@ def say_in_json(name: str, stream: TextIO) -> Say:
 
 
 def start_log(name: str, spec: LogSpec, tell: Callable[[str], None] | None) -> None:
-    """To stderr, of which a supervisor makes a file; without one it is the user's terminal.
+    """Send the log to stderr, of which a supervisor makes a file; without one it is the user's terminal.
 
     `tell`: reaches the user of the supervisor, who hears of warnings.
     """

@@ -45,7 +45,7 @@ class FrontWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: str
     role: Role
     url: str | None = None
-    """None: the supervisor will say."""
+    """Where the worker listens; None: the supervisor will say."""
     group: str | None = None
     """Name of the expert group that the worker is in; None: in none."""
 
@@ -174,7 +174,7 @@ async def _tell_parent(engine: RouterEngine, url: str, boot: Boot, parent: Paren
 
 
 async def _tell_user(engine: RouterEngine, url: str, stop: asyncio.Event, say: Say, grace_s: float) -> None:
-    """Who is waited for, and when that is over: for a front that no supervisor speaks for."""
+    """Tell which workers are waited for, and when that is over: for a front that no supervisor speaks for."""
     told: str | None = ""
     while not stop.is_set():
         reason = engine.ready()

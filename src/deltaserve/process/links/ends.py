@@ -26,8 +26,8 @@ _HANG_UP_LINGER_MS = 500
 _MAX_EVENTS = 100
 """Read of a monitor in a turn."""
 _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-"""Not the events of failed handshakes: with these watched, libzmq 4.3.5 aborts the process (`!_io_error`, issue 4841
-there) when bytes of a handshake were damaged on their way. tests/chaos has such links."""
+"""Events of a connection that are watched, but not failed handshakes: with these, libzmq 4.3.5 aborts the process
+(`!_io_error`, issue 4841 there) when bytes of a handshake were damaged on their way. tests/chaos has such links."""
 
 
 class SendOutcome(Enum):

@@ -47,7 +47,7 @@ class LinkStats:
     """Frames from a link that is ignored after too many malformed ones."""
     refused_dials: int = 0
     redialled: int = 0
-    """Not frames: connections given up because they took none, or were refused and not tried again."""
+    """Connections (not frames) given up because they took none, or were refused and not tried again."""
 
     def as_metrics(self) -> dict[str, float]:
         """The counts by their Prometheus name."""

@@ -74,8 +74,8 @@ class MemberThread:
             self._orders.put(_Order.REST)
 
     def may_end(self) -> bool:
-        """This worker computes nothing more. True when no member does: until then the others need its experts. Where
-        that is not known yet, something is put into the mailbox of results once it is."""
+        """Note that this worker computes nothing more. True when no member does: until then the others need its
+        experts. Where that is not known yet, something is put into the mailbox of results once it is."""
         if not self._is_told_done:
             self._is_told_done = True
             self._orders.put(_Order.DONE)

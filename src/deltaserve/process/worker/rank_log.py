@@ -40,7 +40,7 @@ class RankChannel:
         self._socket.send(self._log.seal(body), self._limit_s)
 
     def receive(self, wait_s: float | None) -> bytes | None:
-        """None when nothing came for `wait_s`. Raises RankLogError."""
+        """The next entry; None when nothing came for `wait_s`. Raises RankLogError."""
         frame = self._socket.receive(wait_s)
         return None if frame is None else self._log.open(frame)
 

@@ -12,7 +12,7 @@ _LEARNS = 0.2
 """Weight of a new step that only decodes in the running mean of how long these take."""
 _MARGIN = 0.15
 _MIN_MARGIN_S = 0.002
-"""So much before the expected end, or the share of a step above: it takes a part of a millisecond to plan."""
+"""Least margin before the expected end of a step, in seconds: it takes a part of a millisecond to plan."""
 _MIN_STEP_S = 2 * _MIN_MARGIN_S
 """Shortest step behind which another one is planned."""
 
@@ -21,7 +21,7 @@ class PlanPace(Protocol):
     """When the step thread's next plan is made."""
 
     def learn(self, seconds: float) -> None:
-        """So long took a step that only decodes."""
+        """Learn from the length of a step that only decodes."""
         ...
 
     def plan_at(self, began: float) -> float:
@@ -47,7 +47,7 @@ class StepPace:
         self._expected_s = 0.0
 
     def learn(self, seconds: float) -> None:
-        """So long took a step that only decodes."""
+        """Learn from the length of a step that only decodes."""
         self._expected_s += (_LEARNS if self._expected_s else 1.0) * (seconds - self._expected_s)
 
     def plan_at(self, began: float) -> float:

@@ -81,7 +81,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     drain_grace_s: float = 30.0
     """After SIGTERM the worker ends at the latest then."""
     stuck_after_s: int = 10
-    """Without a turn of its loop for so long the worker ends itself."""
+    """Seconds without a turn of its loop after which the worker ends itself."""
     step_stuck_after_s: float = 600.0
     """When one step takes so long the worker ends itself."""
     tp_size: int = 1
@@ -89,7 +89,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ep_size: int | None = None
     """Groups of ranks that hold their experts whole: see ExpertPlacement."""
     expert_seat: ExpertSeat | None = None
-    """None: it has all experts."""
+    """Place in an expert group; None: the worker has all experts."""
     num_threads: int = 1
     """Compute threads of a rank."""
     least_threads: int = 1

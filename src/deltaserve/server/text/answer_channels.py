@@ -34,7 +34,7 @@ class ChannelFormat:
     markers: Mapping[str, Marker]
     """Control token |-> what it begins."""
     needed: frozenset[str]
-    """Without these a vocabulary is of another format."""
+    """Names without which a vocabulary is of another format."""
     role: str
     parts: Mapping[str, AnswerPart]
     """Channel |-> where its text is shown. Text of any other channel stays in the answer with its markers."""

@@ -127,7 +127,7 @@ class _Probe:
         self._needs_parts = needs_parts
 
     def text(self, messages: Sequence[Message]) -> str | None:
-        """None where the template refuses."""
+        """The rendered text; None where the template refuses."""
         try:
             return self._render([self._wrapped(message) for message in messages])
         except TemplateError:

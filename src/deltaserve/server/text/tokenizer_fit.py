@@ -41,7 +41,7 @@ def fitted(tokenizer: Tokenizer, vocab_size: int) -> Fitted:
 
 
 def _without(tokenizer: Tokenizer, beyond: dict[str, int]) -> Tokenizer | None:
-    """None where others than added tokens are among them."""
+    """The tokenizer without the tokens beyond; None where others than added tokens are among them."""
     parts = json.loads(tokenizer.to_str())
     if not beyond.keys() <= {token["content"] for token in parts["added_tokens"]}:
         return None

@@ -53,7 +53,7 @@ _OF_COMMAND: Mapping[tuple[str, str, str], Told] = {
         for value in ("-1", "0")
     },
 }
-"""The same, of one command."""
+"""Values of one command: (command, our key, a value that has a meaning elsewhere) |-> what becomes of it."""
 
 _TOKENS = ("context-length", "max-prefill-tokens")
 _ROUND_TOKENS = {"k": 1000, "K": 1024, "m": 1_000_000, "M": 1 << 20}

@@ -42,7 +42,7 @@ def take_apart(argv: Sequence[str], takes: Callable[[str], Takes | None]) -> Ite
 
 
 def is_flag(text: str) -> bool:
-    """Not a value: `-1` and `-.5` are numbers."""
+    """Whether a text is a flag and not a value: `-1` and `-.5` are numbers."""
     return text.startswith("-") and len(text) > 1 and not _NUMBER.match(text)
 
 

@@ -77,7 +77,7 @@ class _Packets:
 
 
 class WriterLink:
-    """To one rank of a peer: writes go out, acknowledgements come in."""
+    """The writer's end of a connection to one rank of a peer: writes go out, acknowledgements come in."""
 
     def __init__(self, connection: socket.socket, hello: LocalHello, files: Sequence[int]) -> None:
         """Send the hello with the regions' files. Raises OSError."""

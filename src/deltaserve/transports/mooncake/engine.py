@@ -59,7 +59,7 @@ class EngineHost:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._outgoing: SimpleQueue[bytes] = SimpleQueue()
-        """To the parent, which may not read for a while: nobody but one thread waits for that."""
+        """Frames to the parent, which may not read for a while: nobody but one thread waits for that."""
         self._received = FrameBuffer(_MAX_FRAME_BYTES)
         self._selector = selectors.DefaultSelector()
         self._engine: Any = None

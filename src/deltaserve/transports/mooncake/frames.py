@@ -38,7 +38,7 @@ class SharedRegion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StartEngine(msgspec.Struct, frozen=True, tag=True):
-    """To the engine, once and first of all."""
+    """Tells the engine how to start; once and first of all."""
 
     host: str
     """IPv4 address under which peers reach it; nothing listens on another."""
@@ -57,13 +57,14 @@ class FarEngine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AttachEngines(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: all ranks of the peer, in order."""
+    """Tells the engine all ranks of the peer, in order."""
 
     ranks: tuple[FarEngine, ...]
 
 
 class PostWrite(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: addresses and lengths are packed uint64, those of the source in the engine's own process."""
+    """Tells the engine to write: addresses and lengths are packed uint64, those of the source in the engine's own
+    process."""
 
     write: int
     rank: int
