@@ -61,7 +61,7 @@ class Row:
 
 
 class Bench:
-    """Two greeted engines, taken out of the simulated network."""
+    """Two engines after their handshake, taken out of the simulated network."""
 
     def __init__(self, num_tokens: int, num_rooms: int) -> None:
         pages = -(-num_tokens // PAGE_SIZE)

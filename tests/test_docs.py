@@ -3,7 +3,9 @@
 Docstrings begin with their subject."""
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,5 +83,29 @@ def test_docstrings_begin_with_their_subject(folder: str) -> None:
         for path in files
         for line, text in docstrings(ast.parse(path.read_text()))
         if text.split()[:1] == ["Of"]
+    ]
+    assert found == []
+
+
+_NOT_OURS = re.compile(r"\b(desks?|doors?|greeters?|happenings?|excus\w+|twins?|bequeath\w*|hungry)\b", re.IGNORECASE)
+"""Metaphors for what the field has words for: listener, admission, handshake, notice, request in flight, hand over."""
+_NAMES = re.compile(r"`[^`]*`|[\w/.]+\.(?:py|md)")
+
+
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    """Line and text of every comment and docstring."""
+    yield from docstrings(ast.parse(text))
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "tools", "benchmarks"])
+def test_comments_use_the_words_of_the_field(folder: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {word[0]}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, text in comments(path.read_text())
+        if (word := _NOT_OURS.search(_NAMES.sub("", text)))
     ]
     assert found == []

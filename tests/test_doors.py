@@ -1,4 +1,4 @@
-"""The ten rules about doors, secrets and tenants: where each one is tested, and the checks that had no other home.
+"""The ten rules about listeners, secrets and tenants: where each one is tested, and the checks that had no other home.
 
 1 No way from data to code.
   tests/test_security_ast.py::test_sources_hold_no_way_from_data_to_code
@@ -21,7 +21,7 @@
   tests/process/front/test_secrets.py::test_a_bad_key_file_is_refused_without_telling_a_key
   tests/process/links/test_links.py::test_who_lacks_the_cluster_key_is_not_heard
   tests/e2e/test_service.py::test_no_secret_is_in_an_argument_the_environment_or_a_file_of_others
-5 Separate listeners, allowed methods only, nothing for browsers; `doctor` prints every door.
+5 Separate listeners, allowed methods only, nothing for browsers; `doctor` prints every listener.
   tests/test_doors.py::test_admin_routes_are_not_on_a_public_port
   tests/test_doors.py::test_only_listed_methods_and_no_origin_is_let_in
   tests/test_doors.py::test_doctor_prints_every_door

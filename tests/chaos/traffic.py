@@ -195,7 +195,7 @@ class Clients:
                 yield number
 
     def _allowed(self, answer: httpx.Response, what: object) -> str:
-        """The code of a refusal that a storm excuses."""
+        """The code of a refusal that a storm explains."""
         try:
             code = str(answer.json()["error"]["code"])
         except (ValueError, KeyError):

@@ -49,7 +49,7 @@ def _files_of(pid: int) -> Iterator[str]:
 
 async def counts_again(pid: int, before: Counts) -> Counts:
     """As soon as they are those of before, or when that takes too long: a worker that took up another role keeps the
-    links of the former one for 60 heartbeats, to say farewell."""
+    links of the former one for 60 heartbeats, to tell its end."""
     deadline = time.monotonic() + PATIENCE_S
     while (after := await settled_counts(pid)) != before and time.monotonic() < deadline:
         pass

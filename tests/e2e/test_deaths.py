@@ -128,7 +128,8 @@ def test_prefill_killed_in_the_middle_of_a_transfer(tiny_models: Path, pair: Ser
 
 
 def test_prefill_stopped_in_the_middle_of_a_transfer(tiny_models: Path, pair: Server) -> None:
-    """Nobody is told: silence says it. The request waits until the process goes on, and is greeted again and used."""
+    """Nobody is told: silence says it. The request waits until the process goes on, and is sent a Hello again and
+    used."""
     model = tiny_models / "llama"
     with ThreadPoolExecutor(1) as pool:
         asked = in_the_middle(pair, pool, 2)

@@ -1,4 +1,4 @@
-"""How a server behaves around its requests: doors, secrets, draining, life and readiness, emptying the caches."""
+"""How a server behaves around its requests: listeners, secrets, draining, life and readiness, emptying the caches."""
 
 import json
 import os
@@ -109,7 +109,7 @@ def test_a_container_has_all_logs_on_one_stream_each_line_an_object(tmp_path: Pa
     assert [sample["prompt_tokens"] for request in requests for sample in request["samples"]] == [len(PROMPT)]
 
 
-# ---------------------------------------------------------------- doors and secrets
+# ---------------------------------------------------------------- listeners and secrets
 
 
 def test_every_listener_of_every_process_is_on_this_machine_only(server: Server) -> None:

@@ -37,7 +37,7 @@ def urls(server: Server) -> list[str]:
 
 
 def pose(url: str, name: str, role: str) -> None:
-    """Greet as another process would after a restart: believed, it would end the real one's life."""
+    """Send Hello as another process would after a restart: believed, it would end the real one's life."""
     hello = Hello(role=role, compat={}, facts=Facts())
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.linger = 0

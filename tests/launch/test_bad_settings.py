@@ -135,7 +135,7 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("router", [M, "--workers", "decode@h:99999"], ("--workers h:99999", "1 to 65535")),
     ("router", [M, "--workers", "decode@127.0.0.1:30000"], ("127.0.0.1:30000", "own address")),
     ("router", [M, "--workers", "decode@127.0.0.1:1,prefill@127.0.0.1:1"], ("127.0.0.1:1", "listed twice")),
-    # doors
+    # listeners
     ("serve", [M, "--host", "0.0.0.0"], ("--host 0.0.0.0", "--api-key-file", "--insecure-network")),
     ("serve", [M, "--host", "127.evil.example"], ("--host 127.evil.example", "--api-key-file")),
     ("serve", [M, "--log-to", "stdout", "--log-dir", "logs"], ("--log-dir logs", "--log-to stdout")),

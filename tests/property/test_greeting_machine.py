@@ -1,4 +1,5 @@
-"""Two workers greet over a link that loses, doubles and reorders frames, while either may start anew or fall silent.
+"""Two workers shake hands over a link that loses, doubles and reorders frames, while either may start anew or fall
+silent.
 
 Nobody is READY with a process start it knows to be over; once the link is healthy both are READY, each with the other's
 present start, and prefill with decode's present endpoint. What is told of a former endpoint counts for the present one
@@ -241,7 +242,8 @@ def test_decode_attaches_to_the_endpoint_that_prefill_has_now() -> None:
 
 
 def test_a_report_of_a_former_endpoint_makes_nobody_ready() -> None:
-    """Prefill ends an endpoint that is still being opened, for writes of the one before, and decode greets again."""
+    """Prefill ends an endpoint that is still being opened, for writes of the one before, and decode sends Hello
+    again."""
     pair = Pair()
     for kind, number in (("report", 1), ("deliver", 0), ("fence", 0), ("beat", 0), ("deliver", 0)):
         perform(pair, kind, number)

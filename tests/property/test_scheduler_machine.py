@@ -2,8 +2,8 @@
 
 The model replays every plan into its own tables and compares them with the scheduler's requests; checks chunks,
 budgets, rows, shared runs (by brute force over tables) and what a step may touch; and ends with everything given back.
-Prompts are built of few letters, so that requests share prefixes and twins meet. Some are computed elsewhere: then what
-of each pool is missing is granted, all or nothing, and lands whole.
+Prompts are built of few letters, so that requests share prefixes and equal ones meet. Some are computed elsewhere: then
+what of each pool is missing is granted, all or nothing, and lands whole.
 """
 
 from hypothesis import settings
@@ -104,7 +104,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         wants_logprobs: int,
         origin: Origin,
     ) -> None:
-        """At most as long as the smallest pool, as the door sees to."""
+        """At most as long as the smallest pool, as admission sees to."""
         page_size = self.config.page_size
         prompt = [ord(letter) for letter in head for _ in range(page_size)] + [7, *tail]
         prompt = prompt[: self.max_len - 1]

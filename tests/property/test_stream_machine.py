@@ -48,7 +48,7 @@ class SplitEngine(OracleEngine):
 
 @dataclass
 class Reader:
-    """A client at the application's door: how often it pauses, and after how many events' worth of bytes it goes."""
+    """A client of the application: how often it pauses, and after how many events' worth of bytes it goes."""
 
     body: bytes
     pauses: int

@@ -118,7 +118,7 @@ def test_a_cold_prefix_is_computed_once_and_moved_once(count: int) -> None:
 
 
 def test_waiting_for_a_twin_is_bounded() -> None:
-    """The twin's transfer takes longer than anyone should wait: the second one moves the prefix itself."""
+    """The first room's transfer takes longer than anyone should wait: the second one moves the prefix itself."""
     duo = Duo(Shape(decode_pages=100), fabric=slow_fabric(5.0))
     shared = list(range(1, 33))
     first, second = duo.ask([*shared, 60], 2), duo.ask([*shared, 61], 2)

@@ -176,7 +176,7 @@ def test_a_hello_is_answered_alike_however_often_it_comes() -> None:
 
 
 def test_a_mark_in_a_hello_closes_older_grants() -> None:
-    """Decode fences and greets anew: a grant from before, overtaken by that Hello, must never open."""
+    """Decode fences and sends a new Hello: a grant from before, overtaken by that Hello, must never open."""
     duo = Duo(link=lambda src, dst, e: () if isinstance(e.body, Grant) else None)
     asked = duo.ask(PROMPT, 3)
     duo.until(lambda: bool(duo.sent(Grant, DECODE)))

@@ -68,7 +68,7 @@ def test_there_and_back_again_leaves_no_endpoint_and_no_connection_behind() -> N
 
 
 def test_links_of_an_engine_before_the_last_one_are_hung_up_too() -> None:
-    """An engine may be over before it was done with saying farewell for the one before it."""
+    """An engine may be over before it has told everybody the end of the one before it."""
     duo = reported(Duo(Shape(num_prefill=2, num_decode=2)))
     other = PeerName("prefill-1")
     for name, role in ((SECOND, Role.PREFILL), (other, Role.DECODE), (SECOND, Role.DECODE)):
@@ -237,7 +237,8 @@ def in_state(worker: SimWorker, state: PageState) -> int:
 
 
 def test_an_answer_to_a_former_engine_is_answered_by_nobody() -> None:
-    """Two prefill workers, one of which had greeted the other as a decode worker, refused each other without end."""
+    """Two prefill workers, one of which had sent the other a Hello as a decode worker, refused each other without
+    end."""
     duo = Duo(Shape(num_prefill=2))
     other = PeerName("prefill-1")
     answer = Hello(role="prefill", compat={"model": "stamp model"}, facts=Facts(), answers=b"12345678")

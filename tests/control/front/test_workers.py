@@ -1,4 +1,4 @@
-"""The registry: greeting, refusing, losing and finding workers again."""
+"""The registry: shaking hands, refusing, losing and finding workers again."""
 
 from dataclasses import replace
 
@@ -318,7 +318,7 @@ def test_a_decode_worker_is_told_of_known_addresses_only() -> None:
 
 
 def test_a_decode_worker_that_is_about_to_answer_is_told_of_a_prefill_worker_too() -> None:
-    """Its answer ends the greeting: nothing would be repeated to it."""
+    """Its answer ends the handshake: nothing would be repeated to it."""
     cluster = Cluster(PAIR, member_somewhere)
     cluster.up(member("decode-0"))
     cluster.up(member("prefill-0"))

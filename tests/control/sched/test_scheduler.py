@@ -120,7 +120,7 @@ def test_bypass_and_a_disabled_cache_leave_the_tree_empty(use: CacheUse, radix_c
     bench.check_empty()
 
 
-# ---------------------------------------------------------------- twins
+# ---------------------------------------------------------------- requests with equal prompts
 
 
 def test_a_twin_waits_for_the_page_that_is_being_computed_and_takes_it_from_the_tree() -> None:

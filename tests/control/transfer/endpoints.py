@@ -112,7 +112,7 @@ class Pair:
         self.connect()
 
     def connect(self) -> None:
-        """(Re-)open both endpoints, as the greeting does."""
+        """(Re-)open both endpoints, as the handshake does."""
         (opened,) = self.reader.endpoint.perform(OpenEndpoint(PREFILL, 1), 0.0)
         assert isinstance(opened, EndpointOpened)
         ours, attached = self.writer.endpoint.perform(OpenEndpoint(DECODE, 1, opened.ends), 0.0)

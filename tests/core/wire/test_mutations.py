@@ -166,7 +166,8 @@ def test_nonsense_from_peers_harms_no_other_request(count: int, seed: int) -> No
 
 @pytest.mark.parametrize(("count", "seed"), PARTS)
 def test_books_agree_whatever_a_peer_says_in_the_middle_of_requests(count: int, seed: int) -> None:
-    """Greetings, boots, marks and revokes too: such a peer may lose its own requests, but no page is lost or shared."""
+    """Handshakes, boots, marks and revokes too: such a peer may lose its own requests, but no page is lost or
+    shared."""
     delivered, seed = 0, 1_000_000 * seed
     while delivered < count // 10:
         seed += 1

@@ -36,7 +36,7 @@ def turn(num: int, *all_links: Links) -> None:
 def test_a_peer_of_another_cluster_is_told_of(
     make_links: MakeLinks, caplog: pytest.LogCaptureFixture, security: LinkSecurity | None
 ) -> None:
-    """ZeroMQ gives up one whose greeting makes no sense: that is dialled again by what is sent."""
+    """ZeroMQ gives up one whose handshake makes no sense: that is dialled again by what is sent."""
     listener, dialer = make_links(security=OURS), make_links(security=security, limits=AT_ONCE)
     dialer.dial(address(PREFILL, listener.listen("127.0.0.1", 0)))
     deadline = time.monotonic() + PATIENCE_S

@@ -62,7 +62,7 @@ class Server:
             self._said.put((what, fields))
 
     def wait_for(self, what: str, name: str | None = None) -> Said:
-        """The next happening of that type (and child). Earlier ones are passed over."""
+        """The next notice of that type (and child). Earlier ones are passed over."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             found, fields = self._said.get(timeout=max(0.0, deadline - time.monotonic()))

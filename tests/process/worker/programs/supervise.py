@@ -1,4 +1,4 @@
-"""A supervisor of what the JSON file argv[1] lists. Each happening is one JSON line: [type, fields]."""
+"""A supervisor of what the JSON file argv[1] lists. Each notice is one JSON line: [type, fields]."""
 
 import dataclasses
 import json
