@@ -65,7 +65,7 @@ def run(settings: Settings) -> int:
 
 
 def run_adjusted(settings: Settings, adjust: Callable[[WorkerSpec], WorkerSpec]) -> int:
-    """Do what `run` does, with a last word about each worker."""
+    """Do what `run` does, with a last change to each worker's spec."""
     with private_folder(settings.process.state_dir) as folder:
         logging = settings.logging
         tell = speaker(settings)
@@ -137,7 +137,7 @@ def as_resolved(spec: WorkerSpec) -> WorkerSpec:
 def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], WorkerSpec] = as_resolved) -> Deployment:
     """Resolve everything, write the specs of all processes into `folder` (private).
 
-    `adjust`: the last word about each worker, for what settings say of all workers alike.
+    `adjust`: the last change to each worker's spec, for what settings say of all workers alike.
     """
     prepared, network = prepare(settings), settings.network
     checkpoint, resolved = prepared.checkpoint, prepared.resolved

@@ -81,7 +81,7 @@ FAIL_STATUS: Mapping[FailReason, tuple[int, str]] = {
 
 _FUTILE = {"x-should-retry": "false"}
 _FUTILE_CODES = frozenset({"deadline_exceeded", "numerical_error"})
-"""5xx that OpenAI's client libraries would send again, to burn the same time with the same end."""
+"""Codes of 5xx answers that a repeated request would get again after the same time; OpenAI's libraries do repeat."""
 
 
 def retry_after() -> dict[str, str]:

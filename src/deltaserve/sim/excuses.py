@@ -29,7 +29,7 @@ TROUBLE = frozenset(
         *STARTS,
     }
 )
-"""What befalls workers and what is between them. A run without any of it must answer."""
+"""Faults of workers and of what is between them. A run without any of it must answer."""
 
 LOSES_BYTES = frozenset(
     {

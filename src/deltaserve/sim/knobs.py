@@ -118,7 +118,7 @@ class Knobs:
     link_bytes_per_s: float | None = None
     """What a control connection carries each way; None: as much as is wanted."""
     sick: PeerName | None = None
-    """The only process that anything befalls; None: all of them."""
+    """The only process that faults strike; None: all of them."""
     slowness: float = 10.0
     """How much slower a process computes that SLOW_PROCESS strikes."""
     rank_lag_s: float = 0.0
@@ -340,9 +340,9 @@ def _with_acknowledged_contents(knobs: Knobs, chance: Chance) -> Knobs:
 
 
 def _with_trouble_of_ranks(knobs: Knobs, chance: Chance) -> Knobs:
-    """What befalls single ranks, in half of the runs that have several and are not calm.
+    """Faults of single ranks, in half of the runs that have several and are not calm.
 
-    Not where a network is slow besides: together they take longer than the judge waits.
+    Not where a network is slow besides: together they take longer than the run waits for its end.
     """
     has_several = max(knobs.shape.prefill_ranks, knobs.shape.decode_ranks) > 1
     if not has_several or knobs == calm(knobs) or knobs.bytes_per_s is not None or not chance.hits(0.5):
@@ -434,7 +434,7 @@ def _varied(knobs: Knobs, chance: Chance) -> Knobs:
 
 
 def _with_as_many_as_are_carried(knobs: Knobs) -> Knobs:
-    """Fewer requests on a network that would carry so many for longer than the judge waits."""
+    """Fewer requests on a network that would carry so many for longer than the run waits for its end."""
     if knobs.bytes_per_s is None:
         return knobs
     longest_s = request_s(knobs)
@@ -548,7 +548,7 @@ def _on_a_slow_network(knobs: Knobs, chance: Chance) -> Knobs:
 
 
 def calm(knobs: Knobs) -> Knobs:
-    """The conditions with nothing that befalls workers and what is between them: every request must be answered."""
+    """The conditions without faults of workers and of what is between them: every request must be answered."""
     harmless = (*CLIENT_FAULTS, FaultKind.FLUSH, FaultKind.ROLE)
     events = tuple((number, kind) for number, kind in knobs.events if kind in harmless)
     shape = replace(knobs.shape, drain_timeout_s=max(knobs.shape.drain_timeout_s, LEAST_DRAIN_S))

@@ -230,7 +230,7 @@ class SimWorker(SimProcess):
         self.num_fences = 0
         """Endpoints that it has ended with tickets on them."""
         self._dirty: set[TicketId] = set()
-        """Tickets of which a rank's last word was that it is dirty."""
+        """Tickets of which a rank last told that it is dirty."""
         self._is_turn_due = False
         self.later(0.0, self._tick)
 
@@ -472,7 +472,7 @@ class SimWorker(SimProcess):
 
 
 def _unforeseen(worker: SimWorker, rank: int) -> None:
-    """Refuse a disagreement in a world in which nothing befalls what ranks are told."""
+    """Refuse a disagreement in a world in which nothing that ranks are told is damaged."""
     raise IntegrityError(f"I13: {worker.name} and its rank {rank} do not agree on what was said")
 
 

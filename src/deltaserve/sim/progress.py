@@ -18,7 +18,7 @@ class LivenessWatch:
     """Looks at all requests now and then."""
 
     def __init__(self, sick: PeerName, fence_s: float) -> None:
-        """`sick`: the only process that anything befalls. `fence_s`: how long it takes to fence it."""
+        """`sick`: the only process that faults strike. `fence_s`: how long it takes to fence it."""
         self._sick = sick
         self._patience_s = PATIENCE_S + PATIENCE_FENCES * fence_s
         self._since: dict[Room, tuple[Placement | None, float]] = {}

@@ -1,4 +1,4 @@
-"""The log between the first rank of a simulated worker and another one: production entries, and what befalls them.
+"""The log between the first rank of a simulated worker and another one: production entries, and their damage.
 
 I13: at equal number, both sides have folded the same entries: recounted here, beside what the log says of itself.
 """
@@ -19,7 +19,7 @@ _REPORTS: UnionCodec[TransferReport] = UnionCodec(get_args(TransferReport))
 
 
 class Damage(Enum):
-    """What may befall an entry."""
+    """How an entry may be damaged."""
 
     LOST = "lost"
     SWAPPED = "swapped"
@@ -54,7 +54,7 @@ class RankWire:
         self._damage: Damage | None = None
         self._kept_back: bytes | None = None
         self.struck: Damage | None = None
-        """What has befallen an entry."""
+        """How an entry was damaged; None: it was not."""
         self.has_unanswered = False
         """Whether the other rank has taken what it did not answer."""
 

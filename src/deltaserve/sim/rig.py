@@ -302,7 +302,7 @@ class Run:
         patience_s = 2 * max(shape.peer_lease_s, shape.peer_lost_s) + shape.stall_s + 2 * self.knobs.fence_s
         held_until = (rank.held_until for worker in self.world.workers.values() for rank in worker.ranks)
         settled = max(self.world.now, self.world.last_arrival(), *held_until) + patience_s
-        limit += settled - self.world.now  # the judge's own waiting is nobody's fault
+        limit += settled - self.world.now  # time that this loop itself waited does not count
         self.world.run(until=settled, done=self._is_endless)
         self._restart_stranded()
         self._until(limit, self._is_ready, lambda: f"not ready: {self._not_ready()}")
@@ -353,7 +353,7 @@ class Run:
                 raise IntegrityError(f"I17: {worker.name} reads KV that is not finite again")
 
     def _check_fences(self) -> None:
-        """I27: no link is ended, with all that is on it, unless something has befallen it or a worker."""
+        """I27: no link is ended, with all that is on it, unless a fault has struck it or a worker."""
         shape = self.knobs.shape
         proves = shape.evidence is Evidence.COMPLETION and shape.drain_timeout_s >= LEAST_DRAIN_S
         num_fences = sum(worker.num_fences for worker in self.world.workers.values())

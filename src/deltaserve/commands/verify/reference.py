@@ -1,4 +1,4 @@
-"""The model in transformers on this machine: scores that owe nothing to our own code."""
+"""The model in transformers on this machine: scores computed without our own code."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -140,7 +140,7 @@ class Engine(Protocol):
     def limits(self) -> Limits | None: ...
 
     def alive(self) -> str | None:
-        """None while the engine's own clockwork turns, else what stands still. Says nothing about workers."""
+        """What of the engine stands still; None: its own timers run. Says nothing about workers."""
         ...
 
     def ready(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Time to first token that one (prefill, decode) pair would give one prompt. A price, not a promise.
+"""Time to first token that one (prefill, decode) pair would give one prompt: for choosing a pair, and not guaranteed.
 
     P queue + (prompt - P hit) / prefill rate + (prompt - D hit) * bytes / bandwidth + wait on D + one decode step
 

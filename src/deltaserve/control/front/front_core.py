@@ -166,7 +166,7 @@ class FrontCore:
             self.rooms.move(live, RoomEvent.FINISH)
             self._to_decode(live, Finish(room=room, output_len=output_len))
             live.num_repeats = 0
-            if live.placement is None:  # nobody has a last word to say
+            if live.placement is None:  # no worker has anything left to tell
                 self._complete(live, FinishReason.STOP, live.own_usage())
         return self._flush()
 
@@ -413,7 +413,7 @@ class FrontCore:
             self._submit_to_decode(live, now)
 
     def _is_complete(self, live: LiveRoom) -> bool:
-        """Whether the client has all there is: then the room ends, though decode's last word did not come."""
+        """Whether the client has all there is: then the room ends, though decode's Finished did not come."""
         finish = FinishReason.STOP if live.state is RoomState.FINISHING else live.finish
         if finish is not None:
             self._complete(live, finish, live.own_usage())

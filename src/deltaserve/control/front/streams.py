@@ -30,7 +30,7 @@ class RoomState(Enum):
     """Submitted; no token came yet."""
     STREAMING = "streaming"
     FINISHING = "finishing"
-    """The client has all it wants; decode's last word is awaited for its usage."""
+    """The client has all it wants; decode's Finished is awaited for its usage."""
 
 
 class RoomEvent(Enum):
@@ -168,7 +168,7 @@ class LiveRoom:
 
     @property
     def finish(self) -> FinishReason | None:
-        """Why the output is complete as it is, though decode's last word has not come; None: it is not."""
+        """Why the output is complete as it is, though decode's Finished has not come; None: it is not."""
         if not self.output or not self.has_prompt_logprobs:
             return None
         return finish_of(self.sample.generation.sampling, len(self.output), self.output[-1])

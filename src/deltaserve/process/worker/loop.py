@@ -81,7 +81,7 @@ class Loop:
         options: LoopOptions,
         on_turn: Callable[[], None],
     ) -> None:
-        """`boot` is the instance's; `on_turn` is called once a turn: the watchdog's proof of life."""
+        """`boot` is the instance's; `on_turn` is called once a turn: the watchdog looks for that."""
         self._instance = instance
         self._boot = boot
         self._links = links

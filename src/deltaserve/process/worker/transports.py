@@ -1,4 +1,4 @@
-"""The transport that a worker's spec names: what it needs of memory, what its word is worth, how it is opened."""
+"""The transport that a worker's spec names: what it needs of memory, what its completions prove, how it is opened."""
 
 import importlib
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def sharing_for(spec: WorkerSpec) -> Sharing:
 
 
 def evidence_of(spec: WorkerSpec) -> Evidence:
-    """What the transport's word is worth; the control plane must know before the transport is there."""
+    """What a completion of the transport proves; the control plane must know before the transport is there."""
     return _EVIDENCE[spec.transport]
 
 
