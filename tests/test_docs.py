@@ -20,6 +20,7 @@ MAX_WORDS_ARCHITECTURE = 2000
 MAX_WORDS_PAGE = 400
 MAX_FILES_OF_A_REQUEST = 90
 MAX_WORDS_STEP = 60
+MAX_LINE = 120
 
 _FILE = re.compile(r"`(\w+(?:/\w+)+\.py)`")
 _ANY_FILE = re.compile(r"`((?:[\w.]+/)*\w+\.(?:py|cpp|h))`")
@@ -90,6 +91,9 @@ def test_docstrings_begin_with_their_subject(folder: str) -> None:
 _NOT_OURS = re.compile(r"\b(desks?|doors?|greeters?|happenings?|excus\w+|twins?|bequeath\w*|hungry)\b", re.IGNORECASE)
 """Metaphors for what the field has words for: listener, admission, handshake, notice, request in flight, hand over."""
 _NAMES = re.compile(r"`[^`]*`|[\w/.]+\.(?:py|md)")
+PAGES = (*DOCUMENTS, "CHANGELOG.md", *(f"{path.relative_to(ROOT)}" for path in sorted(SOURCE.rglob("*.md"))))
+_LONG_LINES = ("docs/performance.md", "docs/architecture.md")
+"""Documents whose lines are not wrapped yet."""
 
 
 def comments(text: str) -> Iterator[tuple[int, str]]:
@@ -109,3 +113,24 @@ def test_comments_use_the_words_of_the_field(folder: str) -> None:
         if (word := _NOT_OURS.search(_NAMES.sub("", text)))
     ]
     assert found == []
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """Number and text of every line of a page outside code and tables, without the targets of links."""
+    is_code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        is_fence = line.lstrip().startswith("```")
+        is_code ^= is_fence
+        if not is_code and not is_fence and not line.startswith("    ") and not line.lstrip().startswith("|"):
+            yield number, re.sub(r"\]\([^)]*\)", "]", line)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in _LONG_LINES])
+def test_prose_has_short_lines(page: str) -> None:
+    assert [number for number, line in prose((ROOT / page).read_text()) if len(line) > MAX_LINE] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_use_the_words_of_the_field(page: str) -> None:
+    lines = enumerate((ROOT / page).read_text().splitlines(), 1)
+    assert [(number, word[0]) for number, line in lines if (word := _NOT_OURS.search(_NAMES.sub("", line)))] == []
