@@ -129,7 +129,7 @@ def test_sigint_does_the_same(tmp_path: Path) -> None:
 
 
 def test_what_does_not_end_within_its_grace_is_killed(tmp_path: Path) -> None:
-    options = {"grace_s": 0.3, "worker_grace_s": 0.3, "last_words_s": 0.0}
+    options = {"grace_s": 5.0, "worker_grace_s": 5.0, "last_words_s": 0.0}  # decode must end in as long
     with running(tmp_path, [child("front", "stubborn", "FRONT"), DECODE], **options) as server:
         server.wait_for("AllReady")
         assert server.end() == 0

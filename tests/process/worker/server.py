@@ -24,6 +24,8 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 _OF_RESTARTS = {field.name for field in dataclasses.fields(RestartPolicy)}
 
 Said = dict[str, Any]
+_END = "the end"
+"""Behind everything that a supervisor said."""
 
 
 def child(name: str, behaviour: str, kind: str = "DECODE") -> Said:
@@ -60,14 +62,18 @@ class Server:
             if what == ChildStarts.__name__:
                 self.pids.setdefault(fields["name"], []).append(fields["pid"])
             self._said.put((what, fields))
+        self._said.put((_END, {}))
 
     def wait_for(self, what: str, name: str | None = None) -> Said:
-        """The next notice of that type (and child). Earlier ones are passed over."""
+        """The next notice of that type (and child); earlier ones are passed over. Its end fails at once."""
         deadline = time.monotonic() + PATIENCE_S
+        passed = []
         while True:
             found, fields = self._said.get(timeout=max(0.0, deadline - time.monotonic()))
             if found == what and name in (None, fields.get("name")):
                 return fields
+            passed.append(found if name is None else f"{found} {fields.get('name')} {fields.get('reason', '')}")
+            assert found != _END, f"no {what} {name or ''} came before the supervisor's end: {passed}"
 
     def wait_for_log(self, name: str, text: str) -> str:
         """The child's output once it holds `text`."""
