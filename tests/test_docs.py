@@ -91,7 +91,11 @@ def test_docstrings_begin_with_their_subject(folder: str) -> None:
 _NOT_OURS = re.compile(r"\b(desks?|doors?|greeters?|happenings?|excus\w+|twins?|bequeath\w*|hungry)\b", re.IGNORECASE)
 """Metaphors for what the field has words for: listener, admission, handshake, notice, request in flight, hand over."""
 _NAMES = re.compile(r"`[^`]*`|[\w/.]+\.(?:py|md)")
-PAGES = (*DOCUMENTS, "CHANGELOG.md", *(f"{path.relative_to(ROOT)}" for path in sorted(SOURCE.rglob("*.md"))))
+PAGES = (
+    *DOCUMENTS,
+    "CHANGELOG.md",
+    *(f"{path.relative_to(ROOT)}" for path in sorted((*ROOT.glob("docs/*/*.md"), *SOURCE.rglob("*.md")))),
+)
 _LONG_LINES = ("docs/performance.md", "docs/architecture.md")
 """Documents whose lines are not wrapped yet."""
 

@@ -80,7 +80,7 @@ class MachineFacts:
     """Whether its workers see which cores the others do not need."""
     core_shares: tuple[int, int] = (1, 0)
     """Parts of the cores for computing: a rank of this worker gets the first number where all ranks together get the
-    second; 0: each rank gets one core."""
+    second; 0: the parts are the ranks, and each gets one."""
 
     @property
     def num_on_device(self) -> int:
@@ -442,7 +442,8 @@ def _compute_cores(machine: MachineFacts) -> int:
 
 
 def _own_threads(settings: Settings, machine: MachineFacts) -> int:
-    """Where cores are few and nobody would know that threads wait for them, there is one."""
+    """Threads of a rank that always compute; one where cores are few and nobody would know that threads wait for
+    them."""
     own, of_all = machine.core_shares
     own_cores = _compute_cores(machine) * own // (of_all or machine.num_ranks)
     most = own_cores if machine.counts_waits or machine.num_cores >= _MANY_CORES else 1

@@ -42,7 +42,7 @@ class Claim(Enum):
 
 
 class Gatekeeper(Protocol):
-    """Says which requests may be computed, beyond what rows, steps and memory allow: the owner's say."""
+    """Decides which requests may be computed, beyond what rows, steps and memory allow; its owner implements it."""
 
     def may_start(self, request: Request) -> bool:
         """Asked often and first; looks nothing up."""
