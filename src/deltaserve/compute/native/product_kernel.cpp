@@ -192,10 +192,19 @@ struct PanelPart {
     int64_t panel, start, end;
     const uint8_t* ahead;  // what is fetched meanwhile
     int64_t lines_ahead;   // with each tile of factors
+    bool comes_before_last;
 };
 
 const uint8_t* factors_at(const DsProduct& call, int64_t panel, int64_t k) {
     return (const uint8_t*)call.panels + (panel * call.panel_depth + k) * kPanel * 2;
+}
+
+// Where results of up to 16 rows will be written: a store of a line that no cache has waits for memory.
+void fetch_results(const DsProduct& call, int64_t row, int64_t panel) {
+    for (int64_t i = row; i < least(row + kTile, call.num_rows); i++) {
+        const uint8_t* to = at<BFloat16>((const void*)call.out, i * call.num_columns + panel * kPanel);
+        for (int64_t byte = 0; byte < 2 * kPanel; byte += 64) __builtin_prefetch(to + byte, 0, 2);
+    }
 }
 
 // 16 rows from `row` on, or all of fewer. kCache: as __builtin_prefetch counts, where to fetch.
@@ -223,14 +232,15 @@ template <int kCache> void multiply_part(const DsProduct& call, const PanelPart&
     const int64_t lines_of_tile = (part.end - part.start) / kTilePair * part.lines_ahead;
     for (int64_t row = 0; row < call.num_rows; row += kTile) {
         const int64_t first = least(row, call.num_rows - height);
-        float* at = sums + row * kPanel;
+        float* own = sums + row * kPanel;
         if (part.start == 0)
             Sums::clear();
         else
-            Sums::load(at, kPanel);
+            Sums::load(own, kPanel);
+        if (part.comes_before_last) fetch_results(call, row, part.panel);
         add_products<kCache>(call, part, first, part.ahead + row / kTile * lines_of_tile * 64);
         if (part.end < call.depth) {
-            Sums::store(at, kPanel);
+            Sums::store(own, kPanel);
             continue;
         }
         alignas(64) float totals[kTile * kPanel];  // what is over need not leave the first cache
@@ -241,7 +251,7 @@ template <int kCache> void multiply_part(const DsProduct& call, const PanelPart&
 
 void multiply_one_tile(const DsProduct& call, int64_t first, int64_t end) {
     for (int64_t panel = first; panel < end; panel++)
-        multiply_part<3>(call, {panel, 0, call.depth, factors_at(call, panel, 0) + kAheadOfOne, 4 * kTile}, nullptr);
+        multiply_part<3>(call, {panel, 0, call.depth, factors_at(call, panel, 0) + kAheadOfOne, 4 * kTile, false}, nullptr);
 }
 
 // Panels in turns, one part of the depth after the other.
@@ -255,7 +265,9 @@ void multiply_group(const DsProduct& call, int64_t first, int64_t end, float* sc
             const uint8_t* next = panel + 1 < end      ? factors_at(call, panel + 1, start)
                                   : stop < call.depth ? factors_at(call, first, stop)
                                                       : factors_at(call, end, 0);
-            const PanelPart part = {panel, start, stop, next, (4 * kTile + num_tiles - 1) / num_tiles};
+            const bool comes_before_last = stop < call.depth && stop + part_depth >= call.depth;
+            const int64_t lines = (4 * kTile + num_tiles - 1) / num_tiles;
+            const PanelPart part = {panel, start, stop, next, lines, comes_before_last};
             multiply_part<2>(call, part, scratch + (panel - first) * kBlockSums);
         }
     }
