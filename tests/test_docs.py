@@ -96,8 +96,6 @@ PAGES = (
     "CHANGELOG.md",
     *(f"{path.relative_to(ROOT)}" for path in sorted((*ROOT.glob("docs/*/*.md"), *SOURCE.rglob("*.md")))),
 )
-_LONG_LINES = ("docs/performance.md", "docs/architecture.md")
-"""Documents whose lines are not wrapped yet."""
 
 
 def comments(text: str) -> Iterator[tuple[int, str]]:
@@ -129,7 +127,7 @@ def prose(text: str) -> Iterator[tuple[int, str]]:
             yield number, re.sub(r"\]\([^)]*\)", "]", line)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in _LONG_LINES])
+@pytest.mark.parametrize("page", PAGES)
 def test_prose_has_short_lines(page: str) -> None:
     assert [number for number, line in prose((ROOT / page).read_text()) if len(line) > MAX_LINE] == []
 
