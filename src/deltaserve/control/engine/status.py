@@ -1,4 +1,4 @@
-"""Where a room is in its life, per role. Every move goes through `base.machine.advance` on these tables."""
+"""Where a room is in its life, per role. Every move goes through `core.machine.advance` on these tables."""
 
 from enum import Enum
 
