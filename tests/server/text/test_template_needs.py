@@ -274,3 +274,10 @@ def test_the_reason_of_a_refusal_is_told_in_one_line(source: str) -> None:
 def test_a_template_that_takes_no_plain_message_in_any_form_is_refused() -> None:
     with pytest.raises(ConfigError, match="for tools only"):
         ChatTemplate("{% if not tools %}{{ raise_exception('for tools only') }}{% endif %}", (), {})
+
+
+def test_what_is_left_out_of_a_long_chat_costs_no_square_of_time() -> None:
+    """All made-up words are found by one pass over the text: a look for each took 46 s of 40,000 messages."""
+    template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", (), {})
+    messages = [{"role": "user", "content": "so"}] * 40_000
+    assert not left_out(messages, template.needs, lambda shown: template.render(shown, {}).text)

@@ -34,6 +34,11 @@ class Given:
     """Texts of a flag, none of a switch; one text of a variable; one value of a file."""
 
     @property
+    def is_part(self) -> bool:
+        """Sets a part of the flag's value, as `--compilation-config.mode 3` does: other parts may follow."""
+        return self.source is Source.FLAG and "." in self.place
+
+    @property
     def where(self) -> str:
         """The place as a prefix of a message about the value."""
         return self.place if self.source is Source.FLAG else f"{self.place}:"

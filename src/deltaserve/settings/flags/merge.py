@@ -171,6 +171,8 @@ class _Merged:
         for one in given:
             key = key_of(one.name)
             try:
+                if key in seen and one.is_part:
+                    continue  # what is told of one part is told of all
                 if key in seen:
                     raise ConfigError(f"{one.place}: given twice{f', as {key} too' if one.name != key else ''}")
                 seen.add(key)
@@ -186,6 +188,8 @@ class _Merged:
             self._raise_unknown(given)
         elif row is not None and not isinstance(row.meaning, Alias):
             self._let(given, row.meaning, row.takes)
+        elif given.is_part:
+            raise ConfigError(f"{given.place}: its parts are no flags; write --{key} with the whole value")
         elif option is not None and given.source is Source.FLAG and not self.known.has(option):
             self._let(given, told_elsewhere(self.known.command, key, option.commands), Takes.ONE)
         elif option is not None:
