@@ -250,6 +250,49 @@ def global_state_breaches(module: Module) -> list[str]:
     return [f"{module.name}:{node.lineno} global {', '.join(node.names)}" for node in nodes]
 
 
+def planting_breaches(module: Module) -> list[str]:
+    """Fields that an object of `control` sets on another one: calls upward that no import shows.
+
+    A constructor sets fields of `self` only. Elsewhere a record that was handed in may be changed, but not what `self`
+    is made of (each part changes its own fields), and nobody is given `self` or one of its methods.
+    """
+    if module.package != "control":
+        return []
+    classes = [node for node in module.tree.body if isinstance(node, ast.ClassDef)]
+    return [
+        f"{module.name}:{target.lineno} {method.name}() sets {ast.unparse(target)}"
+        for owner in classes
+        for method in owner.body
+        if isinstance(method, ast.FunctionDef)
+        for target, value in assigned_fields(method)
+        if is_planted(target, value, method.name, {m.name for m in owner.body if isinstance(m, ast.FunctionDef)})
+    ]
+
+
+def assigned_fields(function: ast.FunctionDef) -> Iterator[tuple[ast.Attribute, ast.expr | None]]:
+    """(`a.b` that is assigned to, the value; None where several are assigned at once)."""
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if isinstance(target, ast.Attribute):
+                yield target, node.value
+            elif isinstance(target, ast.Tuple):
+                values = node.value.elts if isinstance(node.value, ast.Tuple) else [None] * len(target.elts)
+                pairs = zip(target.elts, values, strict=False)
+                yield from ((each, value) for each, value in pairs if isinstance(each, ast.Attribute))
+
+
+def is_planted(target: ast.Attribute, value: ast.expr | None, method: str, methods: set[str]) -> bool:
+    base = ast.unparse(target.value)
+    if base == "self":
+        return False
+    is_self = isinstance(value, ast.Name) and value.id == "self"
+    is_method = isinstance(value, ast.Attribute) and name_of(value.value) == "self" and value.attr in methods
+    is_part = name_of(target.value).startswith("self.")  # not a record of a collection that it keeps
+    return method in ("__init__", "__post_init__") or is_part or is_self or is_method
+
+
 def shared_names(modules: Sequence[Module]) -> set[str]:
     """Names of classes and files of more than one folder: whoever reads one must first find out which is meant."""
     owners: dict[str, set[str]] = defaultdict(set)
@@ -326,6 +369,7 @@ LAWS = (
     purity_breaches,
     duck_typing_breaches,
     global_state_breaches,
+    planting_breaches,
 )
 
 
@@ -391,10 +435,22 @@ def test_every_package_says_its_one_job() -> None:
         (duck_typing_breaches, "getattr(x, 'y')"),
         (duck_typing_breaches, "object.__setattr__(x, 'y', 1)"),
         (global_state_breaches, "def f():\n    global X\n    X = 1"),
+        (planting_breaches, "class A:\n    def __init__(self, b):\n        b.waiting.owner = None"),
+        (planting_breaches, "class A:\n    def __init__(self, b):\n        self.b, b.x = b, 1"),
+        (planting_breaches, "class A:\n    def f(self):\n        self.b.x += 1"),
+        (planting_breaches, "class A:\n    def f(self, b):\n        b.on_over = self.f"),
+        (planting_breaches, "class A:\n    def f(self, b):\n        b.c.owner, b.x = self, 1"),
     ],
 )
 def test_law_bites(law: Callable[[Module], list[str]], source: str) -> None:
     assert law(module_of(source))
+
+
+def test_own_fields_and_records_may_be_set() -> None:
+    source = (
+        "class A:\n    def __init__(self, b):\n        self.b = b\n    def f(self, room):\n        room.end = self.b"
+    )
+    assert planting_breaches(module_of(source)) == []
 
 
 def test_a_cycle_is_found() -> None:

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaserve.control.engine.api import Action, InstanceConfig, InstanceOptions
-from deltaserve.control.engine.greeting import Greeter
 from deltaserve.control.engine.parts import facts_of
+from deltaserve.control.engine.peer_links import PeerLinks
+from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.peer.link import SendFrame
 from deltaserve.control.transfer.commands import (
     AttachEndpoint,
@@ -25,7 +26,8 @@ from deltaserve.control.transfer.commands import (
     OpenEndpoint,
     PeerFenced,
 )
-from deltaserve.core.ids import PeerName, Role
+from deltaserve.control.transfer.receiver import Receiver
+from deltaserve.core.ids import Boot, PeerName, Role
 from deltaserve.core.transport import FenceResult
 from deltaserve.core.wire.messages import Envelope, PeerAddress, RankEnd
 from deltaserve.sim.oracle import stamp_spec
@@ -60,7 +62,7 @@ class Side:
     name: PeerName
     other: PeerName
     boot: int
-    links: Greeter = field(init=False)
+    links: PeerLinks = field(init=False)
     out: list[Action] = field(default_factory=list)
     reports: list[EndpointOpened | EndpointAttached | EndpointFailed | PeerFenced] = field(default_factory=list)
     num_endpoints: int = 0
@@ -69,7 +71,12 @@ class Side:
 
     def __post_init__(self) -> None:
         config = config_of(self.name, self.boot)
-        self.links = Greeter(config, facts_of(config), LOST_S, self.out)
+        receiver = Receiver(Boot(self.boot), (), LOST_S)
+        self.links = PeerLinks(config, facts_of(config), LOST_S, receiver)
+
+    def turn(self, now: float) -> EngineTurn:
+        """A call whose actions come behind those of the calls before."""
+        return EngineTurn(now, actions=self.out)
 
     def _has_no_end(self, command: Action) -> bool:
         """An attach for an endpoint that was fenced meanwhile."""
@@ -121,7 +128,7 @@ class Pair:
         self.flying = [(dst, envelope) for dst, envelope in self.flying if dst != name]
         side = self.sides[name] = Side(name, other, self.num_starts)
         if ROLES[name] is Role.DECODE:
-            side.links.dial(PeerAddress(name=other, url="sim://"), self.now)
+            side.links.dial(PeerAddress(name=other, url="sim://"), side.turn(self.now))
         self.settle(side)
 
     def settle(self, side: Side, fails: bool = False) -> None:
@@ -130,7 +137,7 @@ class Pair:
 
     def deliver(self, index: int) -> None:
         dst, envelope = self.flying.pop(index)
-        self.sides[dst].links.receive(envelope, self.now)
+        self.sides[dst].links.receive(envelope, self.sides[dst].turn(self.now))
         self.settle(self.sides[dst])
 
     def report(self, side: Side) -> None:
@@ -142,15 +149,15 @@ class Pair:
                 "tickets of the endpoint that is there would end with the old one"
             )
         else:
-            side.links.on_endpoint(report)
+            side.links.on_endpoint(report, side.turn(self.now))
         self.settle(side)
 
     def beat(self, seconds: float, names: Sequence[PeerName] = NAMES) -> None:
         self.now += seconds
         for name in names:
             side = self.sides[name]
-            for peer in side.links.beat(self.now):
-                side.links.fence(peer.name)
+            for peer in side.links.beat(side.turn(self.now)):
+                side.links.fence(peer.name, side.turn(self.now))
             self.settle(side)
 
     def check(self) -> None:
@@ -212,12 +219,13 @@ def perform(pair: Pair, kind: str, number: int) -> None:
         case "pause":
             pair.beat(LOST_S + 0.1, [side.name])
         case "fence":  # a write failed, a drain was dirty
-            side.links.fence(side.other)
+            side.links.fence(side.other, side.turn(pair.now))
             pair.settle(side)
         case "start":
             pair.start(side.name)
         case "died" if number % 4 == 0:
-            pair.sides[side.other].links.died(side.name)
+            other = pair.sides[side.other]
+            other.links.died(side.name, other.turn(pair.now))
             pair.start(side.name)
 
 

@@ -6,6 +6,9 @@ Prompts are built of few letters, so that requests share prefixes and equal ones
 what of each pool is missing is granted, all or nothing, and lands whole.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,6 +19,7 @@ from deltaserve.control.sched.plan import ItemResult, PlanItem, Sampled, StepPla
 from deltaserve.control.sched.queue import TryOutcome
 from deltaserve.control.sched.request import Origin, Request
 from deltaserve.control.sched.sched_config import SchedConfig
+from deltaserve.control.sched.waiting import NoOwner
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import Namespace, PageId, PoolId
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
@@ -51,6 +55,16 @@ def configs(draw: st.DrawFn) -> SchedConfig:
     )
 
 
+@dataclass(frozen=True)
+class Fetching(NoOwner):
+    """Has pages sent here by `how`."""
+
+    how: Callable[[Request, Needs], TryOutcome]
+
+    def fetch(self, request: Request, reserve: Needs) -> TryOutcome:
+        return self.how(request, reserve)
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         config=configs(),
@@ -68,7 +82,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         sizes = zip(map(self.most, retentions), spare, strict=False)
         self.bench = Bench(self.config, [most + more for most, more in sizes], retentions)
         self.scheduler = self.bench.scheduler
-        self.scheduler.waiting.fetch = self.fetch
         self.now = 0.0
         self.live: list[Request] = []
         self.left: list[Request] = []
@@ -127,7 +140,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now += passed
         waiting = list(self.scheduler.waiting.queue)
         free, coming = [pool.num_free for pool in self.bench.pools], list(self.coming)
-        admitted = self.scheduler.waiting.admit(self.now)
+        admitted = self.scheduler.waiting.admit(self.now, Fetching(self.fetch))
         assert set(admitted) <= {*waiting, *self.landed}
         self.scheduler.waiting.holders.take_yielded()
         landed, self.landed = self.landed, [request for request in self.landed if request not in admitted]
@@ -140,7 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ from elsewhere
 
-    def fetch(self, request: Request, reserve: Needs, now: float) -> TryOutcome:
+    def fetch(self, request: Request, reserve: Needs) -> TryOutcome:
         """As decode does: lease what is here, grant all that is missing, or nothing."""
         cache, size = self.bench.cache, self.config.page_size
         uses_tree = self.config.radix_cache and request.cache is CacheUse.NORMAL

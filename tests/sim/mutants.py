@@ -33,7 +33,7 @@ _CORE = "deltaserve.control.engine.core"
 _SERVING = "deltaserve.control.engine.serving"
 _OUTFLOW = "deltaserve.control.engine.outflow"
 _INTAKE = "deltaserve.control.engine.intake"
-_LINKS = "deltaserve.control.engine.greeting"
+_LINKS = "deltaserve.control.engine.peer_links"
 _METER = "deltaserve.control.engine.meter"
 _ROOMS = "deltaserve.control.engine.rooms"
 _ENDED = "deltaserve.control.engine.ended"
@@ -61,8 +61,8 @@ MUTANTS = (
         "timer_frees_quarantine",
         "A6",
         _SERVING,
-        "        for name in self.receiver.overdue(now):\n            self._lose(name, now)\n",
-        "        for name in self.receiver.overdue(now):\n            self.receiver.fenced(name)\n",
+        "        for name in self.receiver.overdue(turn.now):\n            self._lose(name, turn)\n",
+        "        for name in self.receiver.overdue(turn.now):\n            self.receiver.fenced(name)\n",
     ),
     Mutant("dirty_drain_frees", "A5", _RECEIVER, "if outcome is Drain.DIRTY:", "if False:"),
     Mutant(
@@ -166,8 +166,9 @@ MUTANTS = (
         "offer_not_repeated",
         "B1",
         _INTAKE,
-        "        else:\n            self._links.send(prefill, self._offer(room, now))",
-        "        elif room.repeat_gap_s == 1.0:\n            self._links.send(prefill, self._offer(room, now))",
+        "        else:\n            self._links.send(prefill, self._offer(room, turn.now), turn)",
+        "        elif room.repeat_gap_s == 1:\n"
+        "            self._links.send(prefill, self._offer(room, turn.now), turn)",
     ),
     Mutant("pages_in_other_order", "B2", _INTAKE, "tuple(list(pages) for pages", "tuple(list(pages)[::-1] for pages"),
     Mutant("dead_prefill_unnoticed", "B3", _SERVING, "if room.prefill == peer and room.state in _REMOTE:", "if False:"),
@@ -175,11 +176,11 @@ MUTANTS = (
         "dead_decode_unnoticed",
         "C1",
         _OUTFLOW,
-        "        for room in [r for r in self.rooms.values() if r.peer == peer]:\n            self._end(room)\n",
+        "        for room in [r for r in self.rooms.values() if r.peer == peer]:\n            self._end(room, turn)\n",
         "        pass\n",
     ),
     Mutant("fenced_pins_stay", "C1", _OUTFLOW, "for ticket in self.sender.fenced(report.peer):", "for ticket in ():"),
-    Mutant("parked_for_ever", "C1", _OUTFLOW, " and room.asks_again(now):", " and False:"),
+    Mutant("parked_for_ever", "C1", _OUTFLOW, " and room.asks_again(turn.now):", " and False:"),
     # leaks, double frees, locks
     Mutant("pinned_pages_reused", "A11", _POOL, "        if self._pins:\n", "        if False:\n"),
     Mutant("locked_node_evicted", "C4", _TREE, "                self._lru.remove(step)\n", "                pass\n"),
@@ -263,9 +264,9 @@ MUTANTS = (
         "for first in range(start, token_len(self.output)",
         "for first in range(start + 1, token_len(self.output)",
     ),
-    Mutant("half_a_link", "F9", _LINKS, "peer.name in self._dialled and envelope.body == _NOT_READY:", "False:"),
-    Mutant("half_a_link_to_the_front", "F9", _WORKERS, "if envelope.body == Heartbeat(is_ready=False):", "if False:"),
-    Mutant("link_ends_without_fence", "A10", _LINKS, "        self._out.append(FencePeer(name))\n", ""),
+    Mutant("half_a_link", "F9", _LINKS, "case Reception.LEFT, _ if is_dialled:", "case Reception.LEFT, _ if False:"),
+    Mutant("half_a_link_to_the_front", "F9", _WORKERS, "case Reception.LEFT, _:", "case Reception.LEFT, _ if False:"),
+    Mutant("link_ends_without_fence", "A10", _LINKS, "        turn.do(FencePeer(name))\n", ""),
     Mutant(
         "corrupt_frame_accepted",
         "G2",
@@ -286,7 +287,7 @@ MUTANTS = (
         "refused_for_ever",
         "F8",
         _LINKS,
-        "                self.send(peer.name, Heartbeat())  # its answer tells when it has been started anew\n",
+        "                self.send(peer.name, Heartbeat(), turn)  # its answer tells when it has been started anew\n",
         "                pass\n",
     ),
     Mutant(

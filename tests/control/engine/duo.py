@@ -8,6 +8,7 @@ from deltaserve.control.engine.api import Event
 from deltaserve.control.engine.outflow import Outflow
 from deltaserve.control.engine.rooms import DecodeRoom, PrefillRoom
 from deltaserve.control.engine.serving import Serving
+from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.peer.link import FrameIn
 from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import PeerName, Room
@@ -24,6 +25,13 @@ PAGE_BYTES = 64
 M = TypeVar("M")
 Delays = Callable[[PeerName, PeerName, Envelope], Sequence[float] | None]
 """What happens to a frame; None: what a healthy link does."""
+
+
+def act(worker: SimWorker, call: Callable[[EngineTurn], object]) -> None:
+    """Have a worker's engine do, between two turns, what no event asks for."""
+    turn = EngineTurn(worker.now)
+    call(turn)
+    worker.instance._pending += turn.actions
 
 
 def healthy(src: PeerName, dst: PeerName, envelope: Envelope) -> None:

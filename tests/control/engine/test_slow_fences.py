@@ -1,9 +1,11 @@
 """Fences that take longer than a peer may be silent."""
 
 from dataclasses import replace
+from functools import partial
 
 from deltaserve.core.ids import PeerName
 from deltaserve.sim.cluster import Cluster, Shape
+from tests.control.engine.duo import act
 
 DECODE = PeerName("decode-0")
 PREFILLS = (PeerName("prefill-0"), PeerName("prefill-1"))
@@ -19,7 +21,7 @@ def test_slow_fences_do_not_follow_one_another_for_ever() -> None:
         worker.pace = replace(worker.pace, fence_s=1.7, lag_s=0.03)
     links = world.workers[DECODE].instance.links
     for name in PREFILLS:
-        links.fence(name)
+        act(world.workers[DECODE], partial(links.fence, name))
         world.run(until=world.now + 1.0)
     world.run(until=world.now + 15.0)
     assert all(links.is_ready(name) for name in PREFILLS)

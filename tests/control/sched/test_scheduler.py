@@ -7,7 +7,7 @@ from deltaserve.control.sched.needs import Needs
 from deltaserve.control.sched.plan import StepResult
 from deltaserve.control.sched.queue import MAX_WAIT_S, TryOutcome
 from deltaserve.control.sched.request import Origin, Request
-from deltaserve.control.sched.waiting import Claim
+from deltaserve.control.sched.waiting import Claim, NoOwner
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import Namespace
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
@@ -318,7 +318,6 @@ def test_a_request_in_the_queue_is_not_made_to_yield_by_one_behind_it() -> None:
     bench = Bench(config(), num_pages=(8,))
     first = cached(bench, range(12), 1.0)
     first.origin = Origin.FETCHED
-    bench.scheduler.waiting.fetch = lambda request, reserve, now: TryOutcome.HELD_BACK
     bench.add(first)
     second = make_request(range(50, 80), max_tokens=1, arrival=2.0)
     bench.add(second)
@@ -370,7 +369,7 @@ def test_a_lone_request_of_the_whole_pool_runs_to_its_end() -> None:
     bench.check_empty()
 
 
-class Keeper:
+class Keeper(NoOwner):
     """Says the same to everybody."""
 
     def __init__(self, claim: Claim) -> None:
@@ -386,13 +385,13 @@ class Keeper:
 
 
 @pytest.mark.parametrize("claim", [Claim.NOTHING, Claim.SPARE])
-def test_a_request_held_back_by_the_gatekeeper_takes_nothing_and_blocks_nobody(claim: Claim) -> None:
+def test_a_request_held_back_by_its_owner_takes_nothing_and_blocks_nobody(claim: Claim) -> None:
     bench = Bench(config(), num_pages=(6,))
-    keeper = bench.scheduler.waiting.gatekeeper = Keeper(claim)
+    keeper = Keeper(claim)
     unasked, large, small = (make_request(range(n), max_tokens=1) for n in (60, 40, 5))
     bench.add(unasked, large, small)
     admitted = [small] if claim is Claim.SPARE else []
-    assert bench.scheduler.waiting.admit(0.0) == admitted
+    assert bench.scheduler.waiting.admit(0.0, keeper) == admitted
     assert keeper.asked == [(large, 0), (small, 0)] if admitted else [(large, 0)]
     assert bench.cache.num_leases == len(admitted)
 
@@ -400,13 +399,13 @@ def test_a_request_held_back_by_the_gatekeeper_takes_nothing_and_blocks_nobody(c
 def test_memory_that_waiting_requests_hold_is_not_spare() -> None:
     bench = Bench(config(), num_pages=(6,))
     holder = cached(bench, range(16), 1.0)
-    keeper = bench.scheduler.waiting.gatekeeper = Keeper(Claim.SPARE)
+    keeper = Keeper(Claim.SPARE)
     request = make_request(range(50, 62), max_tokens=1)
     bench.add(request)
-    assert bench.scheduler.waiting.admit(0.0) == []
+    assert bench.scheduler.waiting.admit(0.0, keeper) == []
     keeper.answer = Claim.FULL
     bench.scheduler.waiting.look_again()
-    assert bench.scheduler.waiting.admit(0.0) == [request]
+    assert bench.scheduler.waiting.admit(0.0, keeper) == [request]
     assert bench.scheduler.waiting.holders.take_yielded() == [holder]
 
 
@@ -422,30 +421,29 @@ def test_nobody_is_computed_ahead_while_one_that_is_asked_for_stalls_the_queue()
         def claim(self, request: Request, cached_len: int) -> Claim:
             return Claim.FULL if request is asked_for else Claim.SPARE
 
-    bench.scheduler.waiting.gatekeeper = ByRequest(Claim.SPARE)
-    waiting = bench.scheduler.waiting
+    waiting, owner = bench.scheduler.waiting, ByRequest(Claim.SPARE)
     bench.add(first, asked_for)
-    assert waiting.admit(0.0) == [first]
-    assert waiting.admit(MAX_WAIT_S) == []
+    assert waiting.admit(0.0, owner) == [first]
+    assert waiting.admit(MAX_WAIT_S, owner) == []
     bench.add(second)
-    assert waiting.admit(MAX_WAIT_S + 0.1) == []
+    assert waiting.admit(MAX_WAIT_S + 0.1, owner) == []
     bench.scheduler.finish(first)
-    assert waiting.admit(MAX_WAIT_S + 0.2) == [asked_for]
+    assert waiting.admit(MAX_WAIT_S + 0.2, owner) == [asked_for]
     bench.scheduler.finish(asked_for)
-    assert waiting.admit(MAX_WAIT_S + 0.3) == [second]
+    assert waiting.admit(MAX_WAIT_S + 0.3, owner) == [second]
 
 
 def test_nothing_is_tried_again_while_nothing_has_changed() -> None:
     bench = Bench(config())
-    keeper = bench.scheduler.waiting.gatekeeper = Keeper(Claim.NOTHING)
+    keeper = Keeper(Claim.NOTHING)
     bench.add(make_request(range(5), max_tokens=1))
     for now in (0.0, 0.01, 0.02):
-        assert bench.scheduler.waiting.admit(now) == []
+        assert bench.scheduler.waiting.admit(now, keeper) == []
     assert len(keeper.asked) == 1
     bench.add(make_request(range(6), max_tokens=1))
-    bench.scheduler.waiting.admit(0.03)
+    bench.scheduler.waiting.admit(0.03, keeper)
     assert len(keeper.asked) == 2  # the new one
-    bench.scheduler.waiting.admit(0.5)  # not for ever: links come back
+    bench.scheduler.waiting.admit(0.5, keeper)  # not for ever: links come back
     assert len(keeper.asked) == 4
 
 
@@ -581,16 +579,16 @@ def test_a_row_promised_to_somebody_whose_pages_are_on_their_way_is_nobody_elses
     entering = make_request(range(8), max_tokens=3)
     entering.origin = Origin.FETCHED
 
-    def fetch(request: Request, reserve: Needs, now: float) -> TryOutcome:
-        bench.scheduler.waiting.enter(request)
-        return TryOutcome.TAKEN
+    class Fetching(NoOwner):
+        def fetch(self, request: Request, reserve: Needs) -> TryOutcome:
+            bench.scheduler.waiting.enter(request)
+            return TryOutcome.TAKEN
 
-    bench.scheduler.waiting.fetch = fetch
     first, second = make_request(range(20, 25), max_tokens=3), make_request(range(30, 35), max_tokens=3)
     bench.add(entering, first, second)
-    assert bench.scheduler.waiting.admit(0.0) == [first]
+    assert bench.scheduler.waiting.admit(0.0, Fetching()) == [first]
     bench.scheduler.discard(entering)
-    assert bench.scheduler.waiting.admit(0.0) == [second]
+    assert bench.scheduler.waiting.admit(0.0, Fetching()) == [second]
 
 
 # ---------------------------------------------------------------- what shortage has cost

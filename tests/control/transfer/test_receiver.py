@@ -305,8 +305,8 @@ def test_what_is_stranded_is_inherited_under_its_own_numbers() -> None:
     assert not side.receiver.is_settled
     side.receiver.strand(PREFILL)
     assert side.receiver.is_settled
-    heir = Receiver(Boot(side.receiver._boot + 1), side.pools, DRAIN_TIMEOUT_S)
-    heir.inherit(side.receiver)
+    inherited = side.receiver.quarantined()
+    heir = Receiver(Boot(side.receiver._boot + 1), side.pools, DRAIN_TIMEOUT_S, inherited=inherited)
     heir.check_integrity()
     assert heir.closed_below(PREFILL, PREFILL_BOOT) == 1
     assert heir.overdue(1000.0) == set()

@@ -107,14 +107,6 @@ class InstanceConfig:
     """What the process was started as, once its role was changed; None: it never was."""
 
 
-@dataclass(slots=True)
-class Door:
-    """Whether an engine admits requests; one for all its parts."""
-
-    is_closed: bool = False
-    """Whether nothing new is taken: the worker is to end, or to take up another role."""
-
-
 class Instance(Protocol):
     """A control plane: prefill, decode or unified."""
 

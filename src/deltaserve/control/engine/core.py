@@ -13,9 +13,9 @@ of its own, over the same pools and tree. What carries the boot is new: links, t
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from deltaserve.control.engine.api import Action, Door, DrainRequested, Event, InstanceConfig
+from deltaserve.control.engine.api import Action, DrainRequested, Event, InstanceConfig
 from deltaserve.control.engine.backlog import Backlog
-from deltaserve.control.engine.greeting import Greeter
+from deltaserve.control.engine.intake import Intake
 from deltaserve.control.engine.meter import Meter
 from deltaserve.control.engine.outflow import Outflow
 from deltaserve.control.engine.parts import (
@@ -25,12 +25,18 @@ from deltaserve.control.engine.parts import (
     drain_events,
     facts_of,
     pool_metrics,
-    sched_config,
     snapshot_events,
+    take_over_parts,
 )
+from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.serving import Serving
+from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.peer.link import FrameIn, LinkBroken, PeerDied
+from deltaserve.control.sched.needs import Needs
 from deltaserve.control.sched.plan import StepPlan, StepResult
+from deltaserve.control.sched.queue import TryOutcome
+from deltaserve.control.sched.request import Request
+from deltaserve.control.sched.waiting import Claim
 from deltaserve.control.transfer.commands import (
     EndpointAttached,
     EndpointFailed,
@@ -38,6 +44,7 @@ from deltaserve.control.transfer.commands import (
     PeerFenced,
     StagingUsed,
 )
+from deltaserve.control.transfer.receiver import Receiver
 from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import Boot, PeerName, Role
 from deltaserve.core.wire.messages import ChangeRole, Flush, Hello
@@ -49,7 +56,7 @@ WRITES = frozenset({Role.PREFILL})
 _CHANGEABLE = (Role.PREFILL, Role.DECODE)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Change:
     """Another engine is to take over."""
 
@@ -60,27 +67,51 @@ class _Change:
     """Everything ended here; the endpoints are being fenced, and nobody is listened to any more."""
 
 
+class _Owner:
+    """Whose the waiting requests are, while one call of `admit` runs: prompts of readers, or rooms of fronts."""
+
+    def __init__(self, outflow: Outflow, intake: Intake, turn: EngineTurn) -> None:
+        self.may_start = outflow.may_start
+        self._outflow = outflow
+        self._intake = intake
+        self._turn = turn
+
+    def claim(self, request: Request, cached_len: int) -> Claim:
+        return self._outflow.claim(request, cached_len, self._turn)
+
+    def fetch(self, request: Request, reserve: Needs) -> TryOutcome:
+        return self._intake.fetch(request, reserve, self._turn)
+
+
 class EngineCore:
     """See control/engine/api.py for how it is driven."""
 
-    def __init__(self, config: InstanceConfig, parts: Parts | None = None) -> None:
-        """`parts`: of an engine before this one, whose scheduler is idle; None: new ones."""
+    def __init__(self, config: InstanceConfig, former: "EngineCore | None" = None) -> None:
+        """`former`: an engine that may hand over to this one; its memory and tree are this one's from now on."""
         self.config = config
-        self.parts = build_parts(config) if parts is None else parts
-        if parts is not None:
-            parts.scheduler.become(sched_config(config))
-        self._out: list[Action] = []
+        self.parts: Parts = build_parts(config) if former is None else take_over_parts(former.parts, config)
         options = config.options
+        receiver = Receiver(
+            Boot(config.boot),
+            self.parts.pools,
+            options.drain_timeout_s,
+            config.evidence,
+            () if former is None else former.serving.receiver.quarantined(),
+        )
         silence_s = options.peer_lost_s if config.role in SERVES else options.peer_lease_s
-        self.links = Greeter(config, facts_of(config), silence_s, self._out)
+        former_links = None if former is None else former.links
+        self.links: PeerLinks = PeerLinks(config, facts_of(config), silence_s, receiver, former_links)
         self._meter = Meter(options.heartbeat_s)
-        self._door = Door()
-        self.outflow = Outflow(config, self.parts, self.links, self._meter, self._door, self._out)
-        self.serving = Serving(config, self.parts, self.links, self._door, self._out)
+        self.outflow = Outflow(config, self.parts, self.links, self._meter)
+        self.serving: Serving = Serving(config, self.parts, self.links, receiver)
         self._serves, self._writes = config.role in SERVES, config.role in WRITES
+        self._is_draining = False
+        """Nothing new is taken: to end, or to take up another role."""
         self._is_to_end = False
-        """When nothing is left here; else it closed to take up another role."""
+        """When nothing is left here; else it drains to take up another role."""
         self._change: _Change | None = None
+        self._pending: list[Action] = [*self.links.farewells()]
+        """What the calls since the last turn have led to."""
 
     @property
     def role(self) -> Role:
@@ -91,82 +122,89 @@ class EngineCore:
 
     # ------------------------------------------------------------ driving
 
+    def _begin(self, now: float) -> EngineTurn:
+        return EngineTurn(now, self._is_draining)
+
     def handle(self, event: Event, now: float) -> None:
+        turn = self._begin(now)
         match event:
             case FrameIn():
                 if self._change is not None and self._change.has_left:
-                    self.links.stale_frames += 1
+                    self.links.ignore()
                 else:
-                    self._on_frame(event, now)
+                    self._on_frame(event, turn)
             case PeerDied():
-                self.links.died(event.peer)
-                self._drop_peer(event.peer, FailReason.PEER_LOST, now)
+                self.links.died(event.peer, turn)
+                self._drop_peer(event.peer, FailReason.PEER_LOST, turn)
             case LinkBroken():
                 self.links.table.broke(event.peer, now)
             case DrainRequested():
-                self._is_to_end = self._door.is_closed = True
+                self._is_to_end = self._is_draining = True
             case StagingUsed():
                 self._meter.count_staging(event)
             case EndpointOpened() | EndpointAttached() | EndpointFailed():
-                self.links.on_endpoint(event)
-                self.serving.on_endpoint(event.peer, now)
+                self.links.on_endpoint(event, turn)
+                self.serving.on_endpoint(event.peer, turn)
             case _:
                 if isinstance(event, PeerFenced):
                     self.links.on_fenced()
-                self.outflow.on_report(event)
-                self.serving.on_report(event, now)
+                self.outflow.on_report(event, turn)
+                self.serving.on_report(event, turn)
+        self._pending += turn.actions
 
-    def _on_frame(self, event: FrameIn, now: float) -> None:
-        heard = self.links.receive(event.envelope, now)
+    def _on_frame(self, event: FrameIn, turn: EngineTurn) -> None:
+        heard = self.links.receive(event.envelope, turn)
         peer = heard.peer
         if heard.is_gone:
-            self._drop_peer(peer.name, FailReason.PEER_FENCED, now)
+            self._drop_peer(peer.name, FailReason.PEER_FENCED, turn)
         if isinstance(heard.message, Hello):
-            self.links.send(peer.name, snapshot_events(self.parts.cache))
+            self.links.send(peer.name, snapshot_events(self.parts.cache), turn)
         if self._writes:
-            self.outflow.on_frame(peer, event.envelope, heard.message, now)
+            self.outflow.on_frame(peer, event.envelope, heard.message, turn)
         if self._serves and heard.message is not None:
-            self.serving.on_frame(peer, heard.message, now)
+            self.serving.on_frame(peer, heard.message, turn)
         match heard.message:
             case Flush():
                 self.parts.cache.clear()
             case ChangeRole():
-                self._on_change(heard.message, now)
+                self._on_change(heard.message, turn.now)
 
     def tick(self, now: float) -> None:
         if self._change is not None and self._change.has_left:
             return
+        turn = self._begin(now)
         if self._meter.is_due(now):
-            for peer in self.links.beat(now):
-                self.links.fence(peer.name)
-                self._drop_peer(peer.name, FailReason.PEER_LOST, now)
-            backlog, is_closed = self._backlog(), self._door.is_closed
-            self.links.tell_fronts(self._meter.status(self.parts, backlog, is_closed, self.metrics()))
-            self.serving.intake.repeat_revokes()
-        self.outflow.tick(now)
-        self.serving.tick(now)
+            for peer in self.links.beat(turn):
+                self.links.fence(peer.name, turn)
+                self._drop_peer(peer.name, FailReason.PEER_LOST, turn)
+            status = self._meter.status(self.parts, self._backlog(), self._is_draining, self.metrics())
+            self.links.tell_fronts(status, turn)
+            self.serving.intake.repeat_revokes(turn)
+        self.outflow.tick(turn)
+        self.serving.tick(turn)
+        self._pending += turn.actions
 
     def _backlog(self) -> Backlog:
         requests, granted = [*self.outflow.waiting(), *self.serving.requests()], self.serving.granted()
         return Backlog.of(requests, granted, self.config.cache.page_size, self.parts.scheduler.running.shares_prompt)
 
-    def _drop_peer(self, peer: PeerName, reason: FailReason, now: float) -> None:
+    def _drop_peer(self, peer: PeerName, reason: FailReason, turn: EngineTurn) -> None:
         """Drop what depends on a peer whose process, or whose endpoint, has ended."""
-        self.outflow.drop_peer(peer)
-        self.serving.drop_peer(peer, reason, now)
+        self.outflow.drop_peer(peer, turn)
+        self.serving.drop_peer(peer, reason, turn)
 
     def turn(self, now: float) -> list[Action]:
-        scheduler = self.parts.scheduler
-        for request in scheduler.waiting.admit(now):
-            if not self.outflow.started(request):
+        turn = self._begin(now)
+        waiting, owner = self.parts.scheduler.waiting, _Owner(self.outflow, self.serving.intake, turn)
+        for request in waiting.admit(now, owner):
+            if not self.outflow.started(request, turn):
                 self.serving.started(request, now)
-        self._queue_again(now)
-        self.serving.turn()
-        self._go_on_changing(now)
+        self._queue_again(turn)
+        self.serving.flush(turn)
+        self._go_on_changing(turn)
         if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
-            self.links.tell_fronts(events)
-        actions = list(self._out)
-        self._out.clear()
+            self.links.tell_fronts(events, turn)
+        actions, self._pending = self._pending + turn.actions, []
         return actions
 
     # ------------------------------------------------------------ another role
@@ -176,22 +214,22 @@ class EngineCore:
         if {asked.role, self.config.role}.difference(_CHANGEABLE):
             return
         if self._change is not None:
-            self._change.role = asked.role
+            self._change = replace(self._change, role=asked.role)
         elif asked.role is not self.config.role:
             self._change = _Change(asked.role, now + asked.grace_ms / 1000)
-            self._door.is_closed = True
+            self._is_draining = True
 
-    def _go_on_changing(self, now: float) -> None:
+    def _go_on_changing(self, turn: EngineTurn) -> None:
         change = self._change
         if change is None or change.has_left:
             return
-        if now >= change.ends_rooms_at:
-            self.outflow.leave_rooms()
-            self.serving.leave_rooms(now)
+        if turn.now >= change.ends_rooms_at:
+            self.outflow.leave_rooms(turn)
+            self.serving.leave_rooms(turn)
         is_idle = self.parts.scheduler.is_idle and not self.num_rooms
         if is_idle and not len(self.outflow.sender) and self.serving.receiver.is_settled:
-            change.has_left = True
-            self.links.leave()
+            self._change = replace(change, has_left=True)
+            self.links.leave(turn)
 
     def may_hand_over(self) -> bool:
         is_over = self._change is not None and self._change.has_left and not self.links.is_fencing
@@ -201,32 +239,33 @@ class EngineCore:
         assert self._change is not None and self.may_hand_over()
         configured = self.config.configured_role or self.config.role
         config = replace(self.config, role=self._change.role, boot=boot, configured_role=configured)
-        engine = EngineCore(config, self.parts)
-        engine.serving.receiver.inherit(self.serving.receiver)
-        engine.links.succeed(self.links)
-        return engine
+        return EngineCore(config, self)
 
     # ------------------------------------------------------------ steps
 
     def plan(self, now: float) -> StepPlan | None:
         plan = self.parts.scheduler.steps.plan() if self.parts.scheduler.steps.has_work() else None
-        self._queue_again(now)
+        turn = self._begin(now)
+        self._queue_again(turn)
+        self._pending += turn.actions
         return plan
 
-    def _queue_again(self, now: float) -> None:
+    def _queue_again(self, turn: EngineTurn) -> None:
         """Requests whose memory went to somebody else: before the next event, which may ask for what they had."""
         for request in self.parts.scheduler.running.take_retracted():
             if not self.outflow.yielded(request):
-                self.serving.resume(request, now)
+                self.serving.resume(request, turn)
         for request in self.parts.scheduler.waiting.holders.take_yielded():
             self.outflow.yielded(request)  # a room of a front is matched again at its grant
 
     def commit(self, result: StepResult, now: float) -> None:
+        turn = self._begin(now)
         progress = self.parts.scheduler.steps.commit(result)
         self._meter.count_step(result, progress)
         for item in progress:
-            if not self.outflow.advance(item):
-                self.serving.advance(item, now)
+            if not self.outflow.advance(item, turn):
+                self.serving.advance(item, turn)
+        self._pending += turn.actions
 
     # ------------------------------------------------------------ views
 

@@ -10,11 +10,12 @@ A room whose next page is on its way to another room waits at the *grant*: prefi
 from collections import Counter
 from dataclasses import dataclass
 
-from deltaserve.control.engine.api import Action, InstanceConfig
-from deltaserve.control.engine.greeting import Greeter
+from deltaserve.control.engine.api import InstanceConfig
 from deltaserve.control.engine.parts import Parts
+from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.rooms import DecodeRoom, RoomBook
 from deltaserve.control.engine.status import DecodeEvent, DecodeState
+from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.sched.needs import Needs
 from deltaserve.control.sched.queue import TryOutcome
 from deltaserve.control.sched.request import Origin, Request
@@ -69,19 +70,15 @@ class Intake:
         self,
         config: InstanceConfig,
         parts: Parts,
-        links: Greeter,
+        links: PeerLinks,
         receiver: Receiver,
         rooms: RoomBook,
-        out: list[Action],
     ) -> None:
         self._config = config
         self._rooms = rooms
-        parts.scheduler.waiting.fetch = self.fetch
         self._parts = parts
         self._links = links
         self._receiver = receiver
-        receiver.on_over = self._over
-        self._out = out
         self._by_ticket: dict[Ticket, DecodeRoom] = {}
         self._coming: Counter[bytes] = Counter()
         """Key of the first page that a ticket brings |-> tickets."""
@@ -97,7 +94,7 @@ class Intake:
 
     # ------------------------------------------------------------ offer
 
-    def offer(self, room: DecodeRoom, prefill: PeerName, now: float) -> None:
+    def offer(self, room: DecodeRoom, prefill: PeerName, turn: EngineTurn) -> None:
         """Open the room's next attempt: lease what is here, ask for the rest."""
         room.prefill, room.ticket = prefill, None
         room.attempt_len = room.request.num_tokens
@@ -105,42 +102,42 @@ class Intake:
         room.waits_since = None
         self._take_lease(room)
         room.is_queued = False
-        room.repeat_gap_s, room.next_repeat, room.offered_at = 1.0, now, now
-        self.repeat(room, now)
+        room.repeat_gap_s, room.next_repeat, room.offered_at = 1.0, turn.now, turn.now
+        self.repeat(room, turn)
 
-    def repeat(self, room: DecodeRoom, now: float) -> None:
+    def repeat(self, room: DecodeRoom, turn: EngineTurn) -> None:
         """Send what the peer has not answered yet, with growing gaps. Safe at any time: repeats change nothing."""
         prefill = room.prefill
-        if now < room.next_repeat or room.state not in _UNANSWERED or prefill is None:
+        if turn.now < room.next_repeat or room.state not in _UNANSWERED or prefill is None:
             return
         if not self._links.is_ready(prefill):
             return
         if room.state is DecodeState.GRANTED:
             assert room.ticket is not None
-            self._links.send(prefill, self._grant_message(room.ticket))
+            self._links.send(prefill, self._grant_message(room.ticket), turn)
         elif room.state is DecodeState.VERIFYING:
             pass  # what it was asked for is here, but for the log-probabilities
         elif room.is_queued:
-            self._links.send(prefill, Ask(room=room.room, attempt=room.attempt))
+            self._links.send(prefill, Ask(room=room.room, attempt=room.attempt), turn)
         else:
-            self._links.send(prefill, self._offer(room, now))
+            self._links.send(prefill, self._offer(room, turn.now), turn)
         if room.misses_prompt_logprobs:
-            self.ask_logprobs(room)
-        room.next_repeat = now + room.repeat_gap_s
+            self.ask_logprobs(room, turn)
+        room.next_repeat = turn.now + room.repeat_gap_s
         room.repeat_gap_s = min(room.repeat_gap_s * 2, _MAX_GAP_S)
 
-    def ask_logprobs(self, room: DecodeRoom) -> None:
+    def ask_logprobs(self, room: DecodeRoom, turn: EngineTurn) -> None:
         """Say how many of the prompt's log-probabilities are here; prefill tells the others again, if there are any."""
         if room.prefill is not None:
             start = room.num_prompt_logprobs + 1
-            self._links.send(room.prefill, AskLogprobs(room=room.room, attempt=room.attempt, start=start))
+            self._links.send(room.prefill, AskLogprobs(room=room.room, attempt=room.attempt, start=start), turn)
 
-    def lost_logprobs(self, room: DecodeRoom, now: float) -> None:
+    def lost_logprobs(self, room: DecodeRoom, turn: EngineTurn) -> None:
         """Some were overtaken by later ones, which are dropped: all are asked for from the first that is missing."""
         if room.lost_behind != room.num_prompt_logprobs:
             room.lost_behind = room.num_prompt_logprobs
-            room.repeat_gap_s, room.next_repeat = 1.0, now
-            self.repeat(room, now)
+            room.repeat_gap_s, room.next_repeat = 1.0, turn.now
+            self.repeat(room, turn)
 
     def await_logprobs(self, room: DecodeRoom, first: FirstToken, now: float) -> None:
         """All pages are here. The log-probabilities take another way: if they are not here soon, they are lost."""
@@ -199,21 +196,21 @@ class Intake:
 
     # ------------------------------------------------------------ grant
 
-    def started(self, room: DecodeRoom, cached_len: int, now: float) -> None:
+    def started(self, room: DecodeRoom, cached_len: int, turn: EngineTurn) -> None:
         """Prefill begins: the room waits for its grant."""
         if room.state is DecodeState.OFFERED:
             room.move(DecodeEvent.START)
-            room.times.started, room.prefill_cached_len = now, cached_len
+            room.times.started, room.prefill_cached_len = turn.now, cached_len
             room.request.origin = Origin.FETCHED
             self._parts.scheduler.waiting.add(room.request)
         elif room.state is DecodeState.GRANTED:
-            room.next_repeat = now  # it asks again: the grant was lost
-            self.repeat(room, now)
+            room.next_repeat = turn.now  # it asks again: the grant was lost
+            self.repeat(room, turn)
 
-    def fetch(self, request: Request, reserve: Needs, now: float) -> TryOutcome:
+    def fetch(self, request: Request, reserve: Needs, turn: EngineTurn) -> TryOutcome:
         """Grant the whole delta or nothing. The scheduler's queue says whose turn it is."""
         room = self._rooms.of_request(request)
-        if room is None or room.prefill is None or self._waits_for_twin(room, now):
+        if room is None or room.prefill is None or self._waits_for_twin(room, turn.now):
             return TryOutcome.HELD_BACK
         boot = self._links.table.get(room.prefill).boot
         if boot is None or not self._links.is_ready(room.prefill):
@@ -232,13 +229,13 @@ class Intake:
         scheduler.waiting.unhold(request)
         scheduler.waiting.enter(request)
         self._open(ticket, room)
-        self._expect(ticket)
+        self._expect(ticket, turn)
         self._planned_bytes += self._bytes_of(ticket)
         room.move(DecodeEvent.GRANT)
-        room.times.granted = now
+        room.times.granted = turn.now
         room.decode_cached_len = max(room.decode_cached_len, min(leased * self._page_size, request.prompt_len))
-        room.repeat_gap_s, room.next_repeat = 1.0, now
-        self.repeat(room, now)
+        room.repeat_gap_s, room.next_repeat = 1.0, turn.now
+        self.repeat(room, turn)
         return TryOutcome.TAKEN
 
     def _pairs(self, num_writers: int) -> tuple[RankPair, ...]:
@@ -274,18 +271,19 @@ class Intake:
             if not self._coming[key]:
                 del self._coming[key]
 
-    def _expect(self, ticket: Ticket) -> None:
+    def _expect(self, ticket: Ticket, turn: EngineTurn) -> None:
         """Tell the ranks what to scatter, before the grant goes out: a rank scatters nothing but what it was told
         of."""
         if self._links.may_stage(ticket.peer):
             self._expected.add(ticket.id)
             firsts = tuple(missing.start for missing in ticket.coverage.missing)
-            self._out.append(ExpectPages(ticket.peer, ticket.id, firsts, ticket.pages))
+            turn.do(ExpectPages(ticket.peer, ticket.id, firsts, ticket.pages))
 
-    def _over(self, ticket: Ticket) -> None:
+    def over(self, ticket: Ticket, turn: EngineTurn) -> None:
+        """A ticket is over: its pages are the room's, or free."""
         if ticket.id in self._expected:
             self._expected.discard(ticket.id)
-            self._out.append(ForgetPages(ticket.peer, ticket.id))
+            turn.do(ForgetPages(ticket.peer, ticket.id))
 
     @staticmethod
     def _grant_message(ticket: Ticket) -> Grant:
@@ -330,23 +328,25 @@ class Intake:
         if room is not None and room.sent_at is None:
             room.sent_at = now
 
-    def landed(self, report: Landed, now: float) -> Outcome | None:
+    def landed(self, report: Landed, turn: EngineTurn) -> Outcome | None:
         ticket, heard = self._receiver.landed(report.peer, report.done, report.pair)
+        if ticket is not None and heard is Heard.RELEASED:
+            self.over(ticket, turn)
         room = self._by_ticket.get(ticket) if ticket is not None else None
         if ticket is None or room is None:
             return None
         if heard is Heard.COMPLETE:
             room.move(DecodeEvent.LAND)
-            room.times.landed = now
+            room.times.landed = turn.now
             verification = self._receiver.verification(ticket, room.attempt_len)
             if verification is None:
-                return self._accept(ticket, room)
-            self._out.append(verification)
+                return self._accept(ticket, room, turn)
+            turn.do(verification)
         elif heard is Heard.BREACH:
             return AttemptFailed(room, FailReason.BAD_EXTENT, "prefill announced pages it was not granted")
         return None
 
-    def verified(self, report: PagesVerified) -> Outcome | None:
+    def verified(self, report: PagesVerified, turn: EngineTurn) -> Outcome | None:
         ticket = self._receiver.get(report.ticket)
         room = self._by_ticket.get(ticket) if ticket is not None else None
         if ticket is None or room is None:
@@ -354,9 +354,9 @@ class Intake:
         if report.problem is not None:
             ticket.is_refuted = True
             return AttemptFailed(room, FailReason.TRANSFER_FAILED, report.problem, fence=ticket.peer)
-        return self._accept(ticket, room)
+        return self._accept(ticket, room, turn)
 
-    def _accept(self, ticket: Ticket, room: DecodeRoom) -> Outcome:
+    def _accept(self, ticket: Ticket, room: DecodeRoom, turn: EngineTurn) -> Outcome:
         """Everything has landed: the pages are the room's, the last announcement holds its first token."""
         payload = ticket.coverage.payload or b""
         try:
@@ -368,6 +368,7 @@ class Intake:
         self._forget(ticket, room)
         firsts = [missing.start for missing in ticket.coverage.missing]
         room.request.own(tuple(list(pages) for pages in self._receiver.accept(ticket)), firsts)
+        self.over(ticket, turn)
         num_bytes = self._bytes_of(ticket)
         room.transferred_bytes += num_bytes + len(payload)
         room.transferred_state_bytes += self._state_bytes_of(ticket)
@@ -376,36 +377,37 @@ class Intake:
 
     # ------------------------------------------------------------ giving up
 
-    def withdraw(self, room: DecodeRoom, reason: FailReason, now: float) -> None:
+    def withdraw(self, room: DecodeRoom, reason: FailReason, turn: EngineTurn) -> None:
         """End the current attempt: revoke its ticket, tell prefill. The room keeps no pages of it."""
         ticket, prefill = room.ticket, room.prefill
         if ticket is not None:
             self._forget(ticket, room)
-            if self._receiver.revoke(ticket, now) is Heard.NOTHING:
-                self._revoke(ticket)
+            if self._receiver.revoke(ticket, turn.now) is Heard.RELEASED:
+                self.over(ticket, turn)
+            else:
+                self._revoke(ticket, turn)
         if prefill is not None and self._links.is_ready(prefill):
-            self._links.send(prefill, Cancel(room=room.room, reason=reason))
+            self._links.send(prefill, Cancel(room=room.room, reason=reason), turn)
 
-    def fenced(self, peer: PeerName, result: FenceResult) -> None:
+    def fenced(self, peer: PeerName, result: FenceResult, turn: EngineTurn) -> None:
         """No byte of the peer can land any more; or that cannot be had, and its pages stay in quarantine."""
-        if result is FenceResult.CLOSED:
-            self._receiver.fenced(peer)
-        else:
-            self._receiver.strand(peer)
+        settle = self._receiver.fenced if result is FenceResult.CLOSED else self._receiver.strand
+        for ticket in settle(peer):
+            self.over(ticket, turn)
 
-    def repeat_revokes(self) -> None:
+    def repeat_revokes(self, turn: EngineTurn) -> None:
         for ticket in self._receiver.quarantined():
             if self._links.is_ready(ticket.peer):
-                self._revoke(ticket)
+                self._revoke(ticket, turn)
 
-    def _revoke(self, ticket: Ticket) -> None:
+    def _revoke(self, ticket: Ticket, turn: EngineTurn) -> None:
         """Tell the process that holds the ticket; another life of that name would answer for numbers of its own.
 
         Nor is one asked about that was handed out under an earlier boot of ours: its writer has been fenced.
         """
         theirs = self._links.table.get(ticket.peer).boot
         if (self._config.boot, theirs) == (ticket.id.reader_boot, ticket.id.writer_boot):
-            self._links.send(ticket.peer, Revoke(ticket=ticket.id.seq))
+            self._links.send(ticket.peer, Revoke(ticket=ticket.id.seq), turn)
 
     def metrics(self) -> dict[str, float]:
         """Bytes of pages granted to prefill workers, and of those that landed and were accepted."""

@@ -80,6 +80,9 @@ class Meter:
         """Seconds of a step that draws one token of each row. 0: not measured yet."""
         return self._of_decode_step.quick() or 0.0
 
+    def count_sent(self, num_bytes: int) -> None:
+        self.bytes_sent += num_bytes
+
     def count_staging(self, used: StagingUsed) -> None:
         self._staging.update(dict(used.counts))
 

@@ -6,14 +6,15 @@ reader except the last (core/layout/prompt_pages.py); a prefix only this side ha
 is computed.
 """
 
-from deltaserve.control.engine.api import Action, Door, Event, InstanceConfig
+from deltaserve.control.engine.api import Event, InstanceConfig
 from deltaserve.control.engine.checks import STEP_FAILURES, Refusal, grant_fits, page_keys, refuse_offer
-from deltaserve.control.engine.greeting import Greeter
 from deltaserve.control.engine.kept_logprobs import KeptLogprobs
 from deltaserve.control.engine.meter import Meter
 from deltaserve.control.engine.parts import Parts
+from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.rooms import PrefillRoom, make_request, prompt_logprobs_frames
 from deltaserve.control.engine.status import PREFILL_TABLE, PrefillEvent, PrefillState
+from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.peer.table import Peer
 from deltaserve.control.sched.request import Request
 from deltaserve.control.sched.steps import StepProgress
@@ -57,16 +58,11 @@ from deltaserve.core.wire.messages import (
 class Outflow:
     """All attempts computed here for readers. As the scheduler's gatekeeper it says which of them may be computed."""
 
-    def __init__(
-        self, config: InstanceConfig, parts: Parts, links: Greeter, meter: Meter, door: Door, out: list[Action]
-    ) -> None:
+    def __init__(self, config: InstanceConfig, parts: Parts, links: PeerLinks, meter: Meter) -> None:
         self.config = config
         self.parts = parts
         self.links = links
         self.sender = Sender(Boot(config.boot), parts.pools, config.evidence)
-        self._door = door
-        parts.scheduler.waiting.gatekeeper = self
-        self._out = out
         self._meter = meter
         self.rooms: dict[tuple[PeerName, Room], PrefillRoom] = {}
         self._by_request: dict[Request, PrefillRoom] = {}
@@ -89,23 +85,23 @@ class Outflow:
 
     # ------------------------------------------------------------ driving
 
-    def tick(self, now: float) -> None:
-        for room in [r for r in self.rooms.values() if now >= r.request.deadline]:
-            self._fail(room, FailReason.DEADLINE, "the deadline passed on prefill")
+    def tick(self, turn: EngineTurn) -> None:
+        for room in [r for r in self.rooms.values() if turn.now >= r.request.deadline]:
+            self._fail(room, FailReason.DEADLINE, "the deadline passed on prefill", turn)
         for room in self.rooms.values():
-            if room.is_announced and room.ticket is None and room.asks_again(now):
-                self._announce(room)  # a lost Cancel must not leave its pages waiting for a grant
-        self.logprobs.expire(self.rooms, now)
+            if room.is_announced and room.ticket is None and room.asks_again(turn.now):
+                self._announce(room, turn)  # a lost Cancel must not leave its pages waiting for a grant
+        self.logprobs.expire(self.rooms, turn.now)
         self.sender.forget_strangers(self.links.table)
 
-    def started(self, request: Request) -> bool:
+    def started(self, request: Request, turn: EngineTurn) -> bool:
         """Note that a request was admitted; whether it is of this part."""
         room = self._by_request.get(request)
         if room is None:
             return False
         room.cached_len = request.num_computed
         self._move(room, PrefillEvent.START)
-        self._send_ready(room)
+        self._send_ready(room, turn)
         return True
 
     def yielded(self, request: Request) -> bool:
@@ -120,20 +116,20 @@ class Outflow:
         self.parts.scheduler.waiting.add(request)
         return True
 
-    def advance(self, progress: StepProgress) -> bool:
+    def advance(self, progress: StepProgress, turn: EngineTurn) -> bool:
         """Take one step's outcome; whether the request is of this part."""
         room = self._by_request.get(progress.request)
         if room is None:
             return False
         failure = STEP_FAILURES.get(progress.outcome)
         if failure is not None:
-            self._fail(room, *failure)
+            self._fail(room, *failure, turn)
             return True
         if progress.prompt_logprobs:
             frames = prompt_logprobs_frames(room.room, progress.computed_from + 1, progress.prompt_logprobs)
             self.logprobs.keep((room.peer, room.room), room.attempt, frames)
             for frame in frames:
-                self.links.send(room.peer, frame)
+                self.links.send(room.peer, frame, turn)
         running = self.parts.scheduler.running
         (running.leave_computed if progress.drawn else running.share_computed)(room.request)
         if progress.drawn:
@@ -145,12 +141,12 @@ class Outflow:
             self._move(room, PrefillEvent.COMPUTE_AHEAD)
             if room.ticket is None:
                 self.parts.scheduler.waiting.hold(room.request)
-        self._send_ready(room)
+        self._send_ready(room, turn)
         return True
 
     # ------------------------------------------------------------ frames
 
-    def on_frame(self, peer: Peer, envelope: Envelope, message: Message | None, now: float) -> None:
+    def on_frame(self, peer: Peer, envelope: Envelope, message: Message | None, turn: EngineTurn) -> None:
         """`message`: the envelope's body, if it may be acted on."""
         if peer.boot is not None and (envelope.src_boot, envelope.dst_boot) == (peer.boot, self.config.boot):
             self.sender.advance_mark(peer.name, peer.boot, envelope.closed_below)  # a Hello's mark counts as well
@@ -158,92 +154,92 @@ class Outflow:
             return
         match message:
             case Offer() as offer:
-                self._on_offer(peer, offer, now)
+                self._on_offer(peer, offer, turn)
             case Ask() as ask:
-                self._on_ask(peer, ask)
+                self._on_ask(peer, ask, turn)
             case AskLogprobs() as ask:
-                self._on_ask_logprobs(peer, ask)
+                self._on_ask_logprobs(peer, ask, turn)
             case Grant() as grant:
-                self._on_grant(peer, peer.boot, grant)
+                self._on_grant(peer, peer.boot, grant, turn)
             case Revoke() as revoke:
-                self._on_revoke(peer, peer.boot, revoke)
+                self._on_revoke(peer, peer.boot, revoke, turn)
             case Cancel() as cancel:
                 room = self.rooms.get((peer.name, Room(cancel.room)))
                 if room is not None:
-                    self._end(room)
+                    self._end(room, turn)
                 self.logprobs.forget((peer.name, Room(cancel.room)))
 
-    def _on_offer(self, peer: Peer, offer: Offer, now: float) -> None:
+    def _on_offer(self, peer: Peer, offer: Offer, turn: EngineTurn) -> None:
         key = (peer.name, Room(offer.room))
         known = self.rooms.get(key)
         if known is not None and known.attempt >= offer.attempt:
             if known.attempt == offer.attempt:
-                self._tell(known)
+                self._tell(known, turn)
             return
         if known is not None:
-            self._end(known)
-        refusal = self._refusal(offer)
+            self._end(known, turn)
+        refusal = self._refusal(offer, turn.is_draining)
         if refusal is not None:
             failed = Failed(room=offer.room, attempt=offer.attempt, reason=refusal[0], message=refusal[1])
-            self.links.send(peer.name, failed)
+            self.links.send(peer.name, failed, turn)
             return
-        request = make_request(offer, page_keys(self.config, offer), now)
+        request = make_request(offer, page_keys(self.config, offer), turn.now)
         request.is_urgent = request.output_len > 0  # its client has had tokens already
         request.hands_over = self._draft is not None
         room = PrefillRoom(peer.name, Room(offer.room), Attempt(offer.attempt), request, request.num_tokens)
         self.rooms[key] = room
         self._by_request[request] = room
         self.parts.scheduler.waiting.add(request)
-        self._tell(room)
+        self._tell(room, turn)
 
-    def _on_ask(self, peer: Peer, ask: Ask) -> None:
+    def _on_ask(self, peer: Peer, ask: Ask, turn: EngineTurn) -> None:
         room = self.rooms.get((peer.name, Room(ask.room)))
         if room is not None and room.attempt == ask.attempt:
-            self._tell(room)
+            self._tell(room, turn)
         elif room is None or room.attempt < ask.attempt:
-            self._unknown(peer, ask)
+            self._unknown(peer, ask, turn)
 
-    def _on_ask_logprobs(self, peer: Peer, ask: AskLogprobs) -> None:
+    def _on_ask_logprobs(self, peer: Peer, ask: AskLogprobs, turn: EngineTurn) -> None:
         frames = self.logprobs.again((peer.name, Room(ask.room)), Attempt(ask.attempt), ask.start)
         if frames is None:
-            self._unknown(peer, ask)
+            self._unknown(peer, ask, turn)
             return
         for frame in frames:
-            self.links.send(peer.name, frame)
+            self.links.send(peer.name, frame, turn)
 
-    def _unknown(self, peer: Peer, asked: Ask | AskLogprobs | Grant) -> None:
+    def _unknown(self, peer: Peer, asked: Ask | AskLogprobs | Grant, turn: EngineTurn) -> None:
         reason, text = FailReason.CANCELLED, "no such attempt here"
-        self.links.send(peer.name, Failed(room=asked.room, attempt=asked.attempt, reason=reason, message=text))
+        self.links.send(peer.name, Failed(room=asked.room, attempt=asked.attempt, reason=reason, message=text), turn)
 
-    def _refusal(self, offer: Offer) -> Refusal | None:
-        if self._door.is_closed:
+    def _refusal(self, offer: Offer, is_draining: bool) -> Refusal | None:
+        if is_draining:
             return FailReason.DRAINING, "prefill is draining"
         if len(self.rooms) >= self.config.options.max_queued_requests:
             return FailReason.OVERLOADED, "prefill's queue is full"
         return refuse_offer(self.config, offer)
 
-    def _on_grant(self, peer: Peer, boot: Boot, grant: Grant) -> None:
+    def _on_grant(self, peer: Peer, boot: Boot, grant: Grant, turn: EngineTurn) -> None:
         room = self.rooms.get((peer.name, Room(grant.room)))
         if room is None or room.attempt != grant.attempt:
             if self.sender.was_sent(peer.name, boot, grant.ticket):  # decode may not have seen its announcements yet
-                self.links.send(peer.name, Sent(ticket=grant.ticket))
+                self.links.send(peer.name, Sent(ticket=grant.ticket), turn)
             else:
-                self._unknown(peer, grant)
+                self._unknown(peer, grant, turn)
             return
         if peer.hello is None:
             return
         facts = peer.hello.facts
         prompt = PromptPages(room.num_tokens, self.config.cache.page_size, facts.page_size)
         if not grant_fits(self.config, facts.pool_pages, grant, prompt):
-            self._fail(room, FailReason.BAD_EXTENT, "the grant's coverage does not fit the prompt")
+            self._fail(room, FailReason.BAD_EXTENT, "the grant's coverage does not fit the prompt", turn)
             return
         ticket, verdict = self.sender.accept(peer.name, boot, grant, prompt)
         if verdict is GrantVerdict.CLOSED:
-            self._end(room)  # the attempt is over: decode grants each one once
+            self._end(room, turn)  # the attempt is over: decode grants each one once
         if verdict is not GrantVerdict.OPENED or ticket is None:
             return
         room.ticket = ticket
-        self._out.append(OpenGate(peer.name, ticket.id, tuple(map(len, ticket.pages))))
+        turn.do(OpenGate(peer.name, ticket.id, tuple(map(len, ticket.pages))))
         self._answered(room)
         scheduler = self.parts.scheduler
         scheduler.waiting.unhold(room.request)
@@ -251,89 +247,89 @@ class Outflow:
             scheduler.waiting.queue.discard(room.request)
             room.request.is_urgent = True  # decode holds memory for it
             scheduler.waiting.add(room.request)
-        self._send_ready(room)
+        self._send_ready(room, turn)
 
-    def _on_revoke(self, peer: Peer, boot: Boot, revoke: Revoke) -> None:
+    def _on_revoke(self, peer: Peer, boot: Boot, revoke: Revoke, turn: EngineTurn) -> None:
         ticket = self.sender.revoked(peer.name, boot, revoke.ticket)
         if ticket is None:
             outcome = self.sender.drain_of(peer.name, boot, revoke.ticket)
-            self.links.send(peer.name, Drained(ticket=revoke.ticket, outcome=outcome))
+            self.links.send(peer.name, Drained(ticket=revoke.ticket, outcome=outcome), turn)
         elif ticket.state is SenderState.DIRTY:
-            self._answer_revoke(ticket, Drain.DIRTY)
+            self._answer_revoke(ticket, Drain.DIRTY, turn)
         elif (room := self._room_of(ticket)) is not None:
-            self._end(room)
+            self._end(room, turn)
         else:
-            self._close(ticket)
+            self._close(ticket, turn)
 
     # ------------------------------------------------------------ reports
 
-    def on_report(self, report: TransferReport | Event) -> None:
+    def on_report(self, report: TransferReport | Event, turn: EngineTurn) -> None:
         match report:
             case ChunkSent():
-                self._on_sent(report)
+                self._on_sent(report, turn)
             case WriteFailed():
-                self._on_write_failed(report)
+                self._on_write_failed(report, turn)
             case GateDraining():
                 ticket = self.sender.get(report.ticket)
                 if ticket is not None and ticket.answer_revoke:
                     draining = Draining(ticket=ticket.id.seq, bytes_outstanding=report.bytes_outstanding)
-                    self.links.send(ticket.peer, draining)
+                    self.links.send(ticket.peer, draining, turn)
             case GateDrained():
-                self._on_drained(report)
+                self._on_drained(report, turn)
             case PeerFenced():
                 for ticket in self.sender.fenced(report.peer):
-                    self._answer_revoke(ticket, Drain.DIRTY)
+                    self._answer_revoke(ticket, Drain.DIRTY, turn)
                 self.sender.forget_boots(report.peer, self.links.table.get(report.peer).boot)
 
-    def _on_sent(self, report: ChunkSent) -> None:
+    def _on_sent(self, report: ChunkSent, turn: EngineTurn) -> None:
         ticket = self.sender.chunk_sent(report.ticket, report.chunk)
-        self._meter.bytes_sent += report.num_bytes
+        self._meter.count_sent(report.num_bytes)
         if ticket is not None and report.is_last:
-            self._answer_revoke(ticket, self.sender.sent_all(ticket))
+            self._answer_revoke(ticket, self.sender.sent_all(ticket), turn)
             if (room := self._room_of(ticket)) is not None:
-                self._end(room)
+                self._end(room, turn)
 
-    def _on_write_failed(self, report: WriteFailed) -> None:
+    def _on_write_failed(self, report: WriteFailed, turn: EngineTurn) -> None:
         ticket = self.sender.failed(report.ticket)
         if ticket is None:
             return
         if (room := self._room_of(ticket)) is not None:
-            self._fail(room, FailReason.TRANSFER_FAILED, report.message)
-        self._fence(report.peer)
+            self._fail(room, FailReason.TRANSFER_FAILED, report.message, turn)
+        self._fence(report.peer, turn)
 
-    def _on_drained(self, report: GateDrained) -> None:
+    def _on_drained(self, report: GateDrained, turn: EngineTurn) -> None:
         ticket = self.sender.gate_drained(report.ticket, report.outcome)
         if ticket is None:
             return
-        self._answer_revoke(ticket, report.outcome)
+        self._answer_revoke(ticket, report.outcome, turn)
         if report.outcome is Drain.DIRTY:
-            self._fence(ticket.peer)
+            self._fence(ticket.peer, turn)
 
-    def _answer_revoke(self, ticket: SendTicket, outcome: Drain) -> None:
+    def _answer_revoke(self, ticket: SendTicket, outcome: Drain, turn: EngineTurn) -> None:
         """The ticket is over, or will be with its endpoint: if it was revoked, its reader waits to hear how."""
         if ticket.answer_revoke:
-            self.links.send(ticket.peer, Drained(ticket=ticket.id.seq, outcome=outcome))
+            self.links.send(ticket.peer, Drained(ticket=ticket.id.seq, outcome=outcome), turn)
 
     def _room_of(self, ticket: SendTicket) -> PrefillRoom | None:
         """The room that is sent by this ticket."""
         room = self.rooms.get((ticket.peer, ticket.room))
         return room if room is not None and room.ticket is ticket else None
 
-    def _fence(self, peer: PeerName) -> None:
+    def _fence(self, peer: PeerName, turn: EngineTurn) -> None:
         """Fence this side's endpoint: every room of that peer fails, and decode is told to fence as well."""
         for room in [r for r in self.rooms.values() if r.peer == peer]:
-            self._fail(room, FailReason.PEER_FENCED, "prefill had to fence this peer")
-        self.links.fence(peer)
+            self._fail(room, FailReason.PEER_FENCED, "prefill had to fence this peer", turn)
+        self.links.fence(peer, turn)
 
-    def leave_rooms(self) -> None:
+    def leave_rooms(self, turn: EngineTurn) -> None:
         """All rooms end: their readers have them computed elsewhere."""
         for room in list(self.rooms.values()):
-            self._fail(room, FailReason.DRAINING, "prefill takes up another role")
+            self._fail(room, FailReason.DRAINING, "prefill takes up another role", turn)
 
-    def drop_peer(self, peer: PeerName) -> None:
+    def drop_peer(self, peer: PeerName, turn: EngineTurn) -> None:
         """The peer's life is over and its endpoint is being fenced: nobody is left to answer."""
         for room in [r for r in self.rooms.values() if r.peer == peer]:
-            self._end(room)
+            self._end(room, turn)
         self.logprobs.forget_reader(peer)
 
     # ------------------------------------------------------------ compute
@@ -345,7 +341,7 @@ class Outflow:
             return True
         return self._ungranted.get(room.peer, 0) < self._horizon
 
-    def claim(self, request: Request, cached_len: int) -> Claim:
+    def claim(self, request: Request, cached_len: int, turn: EngineTurn) -> Claim:
         """Ask for the grant. Until it comes a prompt is computed ahead, if its pages can wait in the tree."""
         room = self._by_request.get(request)
         if room is None:
@@ -353,7 +349,7 @@ class Outflow:
         if not room.is_announced:
             room.cached_len = cached_len
             self._ungranted[room.peer] = self._ungranted.get(room.peer, 0) + room.num_tokens
-            self._announce(room)
+            self._announce(room, turn)
         if room.ticket is not None:
             return Claim.FULL
         return Claim.SPARE if self.parts.scheduler.running.shares_prompt(request) else Claim.NOTHING
@@ -367,59 +363,59 @@ class Outflow:
                 del self._ungranted[room.peer]
             self.parts.scheduler.waiting.look_again()
 
-    def _tell(self, room: PrefillRoom) -> None:
+    def _tell(self, room: PrefillRoom, turn: EngineTurn) -> None:
         """Answer the reader's question: queued, or starting."""
         if room.is_announced:
-            self._announce(room)
+            self._announce(room, turn)
         else:
-            self.links.send(room.peer, Queued(room=room.room, attempt=room.attempt))
+            self.links.send(room.peer, Queued(room=room.room, attempt=room.attempt), turn)
 
-    def _announce(self, room: PrefillRoom) -> None:
+    def _announce(self, room: PrefillRoom, turn: EngineTurn) -> None:
         room.is_announced = True
         starting = Starting(room=room.room, attempt=room.attempt, cached_len=room.cached_len)
-        self.links.send(room.peer, starting)
+        self.links.send(room.peer, starting, turn)
 
-    def _send_ready(self, room: PrefillRoom) -> None:
+    def _send_ready(self, room: PrefillRoom, turn: EngineTurn) -> None:
         """Post what is computed and not posted yet."""
         ticket = room.ticket
         has_pages = room.state in (PrefillState.COMPUTING, PrefillState.AHEAD)
         if ticket is None or not ticket.is_open or not has_pages:
             return
         if room.first is not None:
-            self._post(room, ticket, ticket.prompt.num_pages, encode_first_token(room.first))
+            self._post(room, ticket, ticket.prompt.num_pages, encode_first_token(room.first), turn)
             self._move(room, PrefillEvent.SEND)
             return
         end = ticket.prompt.num_closed(room.request.num_computed)
         if any(cursor < end for cursor in ticket.cursors):
-            self._post(room, ticket, end, None)
+            self._post(room, ticket, end, None, turn)
 
-    def _post(self, room: PrefillRoom, ticket: SendTicket, end: int, payload: bytes | None) -> None:
+    def _post(self, room: PrefillRoom, ticket: SendTicket, end: int, payload: bytes | None, turn: EngineTurn) -> None:
         """The prompt up to the reader's page `end`, in every pool from where the last chunk ended."""
         pools = range(self.config.cache.num_pools)
         sources = ((PoolId(pool), ticket.sources(PoolId(pool), end)) for pool in pools)
         pages = tuple(room.request.pages(pool, pages.start, pages.stop) for pool, pages in sources)
-        self._out.append(self.sender.post(ticket, [end for _ in pools], pages, payload))
+        turn.do(self.sender.post(ticket, [end for _ in pools], pages, payload))
 
     # ------------------------------------------------------------ endings
 
-    def _fail(self, room: PrefillRoom, reason: FailReason, message: str) -> None:
-        self.links.send(room.peer, Failed(room=room.room, attempt=room.attempt, reason=reason, message=message))
-        self._end(room)
+    def _fail(self, room: PrefillRoom, reason: FailReason, message: str, turn: EngineTurn) -> None:
+        self.links.send(room.peer, Failed(room=room.room, attempt=room.attempt, reason=reason, message=message), turn)
+        self._end(room, turn)
 
-    def _end(self, room: PrefillRoom) -> None:
+    def _end(self, room: PrefillRoom, turn: EngineTurn) -> None:
         """Forget the room. An open ticket's gate is closed; what it pinned stays until that is answered."""
         self._move(room, PrefillEvent.END)
         self._answered(room)
         if room.ticket is not None:
-            self._close(room.ticket)
+            self._close(room.ticket, turn)
         self.parts.scheduler.finish(room.request)
         del self.rooms[room.peer, room.room]
         del self._by_request[room.request]
 
-    def _close(self, ticket: SendTicket) -> None:
+    def _close(self, ticket: SendTicket, turn: EngineTurn) -> None:
         if ticket.state is SenderState.OPEN:
             self.sender.close(ticket)
-            self._out.append(CloseGate(ticket.peer, ticket.id))
+            turn.do(CloseGate(ticket.peer, ticket.id))
 
     def _move(self, room: PrefillRoom, event: PrefillEvent) -> None:
         room.state = advance(PREFILL_TABLE, room.state, event, f"room {room.room.hex()[:8]} on prefill")

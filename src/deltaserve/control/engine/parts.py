@@ -42,6 +42,12 @@ def build_parts(config: InstanceConfig) -> Parts:
     return Parts(pools, cache, budget, Scheduler(sched_config(config), cache, budget, seed_of))
 
 
+def take_over_parts(former: Parts, config: InstanceConfig) -> Parts:
+    """The same memory, tree and rows, scheduled as another engine does. Raises StateError unless all is idle."""
+    former.scheduler.become(sched_config(config))
+    return former
+
+
 def sched_config(config: InstanceConfig) -> SchedConfig:
     page_size, options = config.cache.page_size, config.options
     has_head = config.cache.draft_group is not None

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from deltaserve.control.engine.ended import EndedAnswer, EndedRooms, Former, ToldOutput
-from deltaserve.control.engine.greeting import Greeter
+from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.status import DECODE_TABLE, DecodeEvent, DecodeState, PrefillState
+from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.sched.plan import Sampled
 from deltaserve.control.sched.request import Request
 from deltaserve.control.transfer.receiver import Ticket
@@ -155,7 +156,7 @@ class DecodeRoom:
         first = self.num_prompt_logprobs + 1
         self.num_prompt_logprobs += len(values) - known
         if self.num_prompt_logprobs >= self.request.prompt_len - 1:
-            self.request.sampling = msgspec.structs.replace(self.request.sampling, prompt_logprobs=None)
+            self.request.ask_no_prompt_logprobs()
         return prompt_logprobs_frames(self.room, first, values[known:])
 
     @property
@@ -194,7 +195,7 @@ def _span(start: float | None, end: float | None) -> float:
 class ToFronts:
     """Tokens of one step, gathered into one frame per front; endings right behind them."""
 
-    links: Greeter
+    links: PeerLinks
     runs: dict[PeerName, list[TokenRun]] = field(default_factory=dict)
 
     def token(self, room: DecodeRoom, sampled: Sampled, now: float) -> None:
@@ -214,36 +215,36 @@ class ToFronts:
         )
         self.runs.setdefault(room.front, []).append(run)
 
-    def refused(self, front: PeerName, submit: Submit, reason: FailReason, message: str) -> None:
+    def refused(self, front: PeerName, submit: Submit, reason: FailReason, message: str, turn: EngineTurn) -> None:
         """A room that was never opened."""
         usage = Usage(prompt_len=submit.prompt_len, output_len=0)
-        self.links.send(front, _failure(submit.room, submit.epoch, usage, reason, message))
+        self.links.send(front, _failure(submit.room, submit.epoch, usage, reason, message), turn)
 
-    def repeat(self, told: ToldOutput, submit: Submit) -> None:
+    def repeat(self, told: ToldOutput, submit: Submit, turn: EngineTurn) -> None:
         """Tell again what the front of this Submit does not have."""
         for frame in told.behind(submit):
-            self.links.send(told.front, frame)
+            self.links.send(told.front, frame, turn)
 
-    def repeat_ended(self, answer: EndedAnswer, submit: Submit) -> None:
+    def repeat_ended(self, answer: EndedAnswer, submit: Submit, turn: EngineTurn) -> None:
         """Tell the tail of an answer again, and its end."""
-        self.repeat(answer.told, submit)
-        self.links.send(answer.told.front, msgspec.structs.replace(answer.finished, epoch=submit.epoch))
+        self.repeat(answer.told, submit, turn)
+        self.links.send(answer.told.front, msgspec.structs.replace(answer.finished, epoch=submit.epoch), turn)
 
-    def flush(self) -> None:
+    def flush(self, turn: EngineTurn) -> None:
         runs, self.runs = self.runs, {}
         for front, of_front in runs.items():
-            self.links.send(front, Tokens(runs=tuple(of_front)))
+            self.links.send(front, Tokens(runs=tuple(of_front)), turn)
 
-    def finished(self, room: DecodeRoom, finish: FinishReason, now: float) -> EndedAnswer:
+    def finished(self, room: DecodeRoom, finish: FinishReason, turn: EngineTurn) -> EndedAnswer:
         """The answer is complete: what its front may ask for again."""
-        self.flush()
-        ended = Finished(room=room.room, epoch=room.epoch, usage=room.usage(now), finish=finish)
-        self.links.send(room.front, ended)
+        self.flush(turn)
+        ended = Finished(room=room.room, epoch=room.epoch, usage=room.usage(turn.now), finish=finish)
+        self.links.send(room.front, ended, turn)
         return EndedAnswer(room.told(), ended)
 
-    def failed(self, room: DecodeRoom, reason: FailReason, message: str, now: float) -> None:
-        self.flush()
-        self.links.send(room.front, _failure(room.room, room.epoch, room.usage(now), reason, message))
+    def failed(self, room: DecodeRoom, reason: FailReason, message: str, turn: EngineTurn) -> None:
+        self.flush(turn)
+        self.links.send(room.front, _failure(room.room, room.epoch, room.usage(turn.now), reason, message), turn)
 
 
 RETRYABLE = frozenset(
@@ -302,7 +303,7 @@ class RoomBook:
         """A room's attempts are numbered on when the front sends it again after a failure."""
         request = make_request(submit, submit.keys, now)
         if submit.prompt_len == 1:  # no position of it has a log-probability
-            request.sampling = msgspec.structs.replace(request.sampling, prompt_logprobs=None)
+            request.ask_no_prompt_logprobs()
         former = self.ended.take(request.room)
         attempt = Attempt(1 if former is None else former.attempt + 1)
         room = DecodeRoom(front, request.room, submit, request, attempt, Timeline(now), DecodeState.OFFERED)

@@ -6,14 +6,15 @@ token on both are the same: rows of the scheduler until a stop id, the length, o
 
 from collections.abc import Sequence
 
-from deltaserve.control.engine.api import Action, Door, Event, InstanceConfig
+from deltaserve.control.engine.api import Event, InstanceConfig
 from deltaserve.control.engine.checks import STEP_FAILURES, Refusal, refuse_submit
 from deltaserve.control.engine.ended import EndedAnswer
-from deltaserve.control.engine.greeting import Greeter
 from deltaserve.control.engine.intake import Arrived, AttemptFailed, Intake, Outcome
 from deltaserve.control.engine.parts import Parts
+from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.rooms import DecodeRoom, RoomBook, ToFronts
 from deltaserve.control.engine.status import DecodeEvent, DecodeState
+from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.peer.table import Peer
 from deltaserve.control.sched.draft_book import DraftStart
 from deltaserve.control.sched.ending import finish_of
@@ -56,15 +57,13 @@ _REMOTE = (*_ASKED, DecodeState.VERIFYING)
 class Serving:
     """All rooms of fronts. Those that other workers compute are under way at the intake."""
 
-    def __init__(self, config: InstanceConfig, parts: Parts, links: Greeter, door: Door, out: list[Action]) -> None:
+    def __init__(self, config: InstanceConfig, parts: Parts, links: PeerLinks, receiver: Receiver) -> None:
         self.config = config
         self.parts = parts
         self.links = links
-        self.receiver = Receiver(Boot(config.boot), parts.pools, config.options.drain_timeout_s, config.evidence)
-        links.closed_below = self.receiver.closed_below
+        self.receiver = receiver
         self.rooms = RoomBook()
-        self.intake = Intake(config, parts, links, self.receiver, self.rooms, out)
-        self._door = door
+        self.intake = Intake(config, parts, links, receiver, self.rooms)
         self._outbox = ToFronts(links)
         self._num_near = 0
         """Prompts computed here although a prefill worker was there."""
@@ -81,24 +80,24 @@ class Serving:
 
     # ------------------------------------------------------------ driving
 
-    def tick(self, now: float) -> None:
-        for name in self.receiver.overdue(now):
-            self._lose(name, now)
-        deserted = {front for front in self.rooms.fronts() if self.links.is_deserted(front, now)}
+    def tick(self, turn: EngineTurn) -> None:
+        for name in self.receiver.overdue(turn.now):
+            self._lose(name, turn)
+        deserted = {front for front in self.rooms.fronts() if self.links.is_deserted(front, turn.now)}
         for room in self.rooms:
-            self._tick_room(room, deserted, now)
-        self.rooms.ended.expire(now)
+            self._tick_room(room, deserted, turn)
+        self.rooms.ended.expire(turn.now)
 
-    def _tick_room(self, room: DecodeRoom, deserted: set[PeerName], now: float) -> None:
-        if now >= room.request.deadline:
-            self._fail(room, FailReason.DEADLINE, "the deadline passed", now)
+    def _tick_room(self, room: DecodeRoom, deserted: set[PeerName], turn: EngineTurn) -> None:
+        if turn.now >= room.request.deadline:
+            self._fail(room, FailReason.DEADLINE, "the deadline passed", turn)
         elif room.front in deserted:
-            self._fail(room, FailReason.CANCELLED, "the front was lost", now)
+            self._fail(room, FailReason.CANCELLED, "the front was lost", turn)
         elif room.state in _REMOTE:
-            self.intake.repeat(room, now)
-            self._come_to(self.intake.unanswered(room, now), now)
+            self.intake.repeat(room, turn)
+            self._come_to(self.intake.unanswered(room, turn.now), turn)
 
-    def resume(self, request: Request, now: float) -> None:
+    def resume(self, request: Request, turn: EngineTurn) -> None:
         """A room whose memory was taken: extend a short missing suffix here, fetch a long one by a new attempt."""
         room = self.rooms.of_request(request)
         if room is None:
@@ -113,7 +112,7 @@ class Serving:
             return
         room.attempt = Attempt(room.attempt + 1)
         room.move(DecodeEvent.OFFER)
-        self.intake.offer(room, PeerName(prefill.name), now)
+        self.intake.offer(room, PeerName(prefill.name), turn)
 
     def started(self, request: Request, now: float) -> None:
         """The room's request was admitted to a row."""
@@ -126,48 +125,48 @@ class Serving:
         if room.prefill is None and request.num_retractions == 0:
             room.decode_cached_len = request.num_computed
 
-    def turn(self) -> None:
+    def flush(self, turn: EngineTurn) -> None:
         """Tokens of all rooms go out, one frame per front."""
-        self._outbox.flush()
+        self._outbox.flush(turn)
 
-    def advance(self, progress: StepProgress, now: float) -> None:
+    def advance(self, progress: StepProgress, turn: EngineTurn) -> None:
         """One step's outcome for one request."""
         room = self.rooms.of_request(progress.request)
         if room is None:
             return
         failure = STEP_FAILURES.get(progress.outcome)
         if failure is not None:
-            self._fail(room, *failure, now)
+            self._fail(room, *failure, turn)
             return
         if progress.prompt_logprobs:
-            self._tell_prompt_logprobs(room, progress.computed_from + 1, progress.prompt_logprobs, now)
+            self._tell_prompt_logprobs(room, progress.computed_from + 1, progress.prompt_logprobs, turn)
         self.parts.scheduler.running.share_step(room.request, is_extend=progress.is_extend)
         if progress.drawn:
-            self._on_tokens(room, progress.drawn, now)
+            self._on_tokens(room, progress.drawn, turn)
         if room.finish_len is not None and room.room in self.rooms:
-            self._stop_at(room, room.finish_len, now)
+            self._stop_at(room, room.finish_len, turn)
 
     # ------------------------------------------------------------ frames
 
-    def on_frame(self, peer: Peer, message: Message, now: float) -> None:
+    def on_frame(self, peer: Peer, message: Message, turn: EngineTurn) -> None:
         match message:
             case Hello() as hello:
                 for address in hello.peers:
-                    self.links.dial(address, now)
+                    self.links.dial(address, turn)
             case Submit() as submit:
-                self._on_submit(peer.name, submit, now)
+                self._on_submit(peer.name, submit, turn)
             case Finish() as finish:
-                self._on_finish(peer.name, finish, now)
+                self._on_finish(peer.name, finish, turn)
             case Cancel() as cancel:
                 room = self.rooms.get(cancel.room)
                 if room is not None and room.front == peer.name:
-                    self._fail(room, cancel.reason, "cancelled", now)
+                    self._fail(room, cancel.reason, "cancelled", turn)
             case _:
-                self._on_prefill_frame(peer, message, now)
+                self._on_prefill_frame(peer, message, turn)
 
-    def _on_prefill_frame(self, peer: Peer, body: Message, now: float) -> None:
+    def _on_prefill_frame(self, peer: Peer, body: Message, turn: EngineTurn) -> None:
         if isinstance(body, Draining | Drained | Sent):
-            self._on_ticket_frame(peer, body, now)
+            self._on_ticket_frame(peer, body, turn)
             return
         if not isinstance(body, Queued | Starting | Failed | PromptLogprobs):
             return
@@ -180,33 +179,33 @@ class Serving:
                     self.intake.queued(room)
             case Starting() if room is not None and room.state in _ASKED and body.attempt <= room.attempt:
                 if body.attempt == room.attempt:
-                    self.intake.started(room, body.cached_len, now)
+                    self.intake.started(room, body.cached_len, turn)
             case Starting():  # of a room that is over, or whose attempts are counted anew
-                self.links.send(peer.name, Cancel(room=body.room, reason=FailReason.CANCELLED))
+                self.links.send(peer.name, Cancel(room=body.room, reason=FailReason.CANCELLED), turn)
             case Failed() if room is not None and body.attempt == room.attempt:
                 if room.state in _ASKED or room.arrived is not None:  # else everything is here
-                    self._attempt_failed(room, body.reason, body.message, now)
+                    self._attempt_failed(room, body.reason, body.message, turn)
                 if body.reason is FailReason.PEER_FENCED:
-                    self._lose(peer.name, now)
+                    self._lose(peer.name, turn)
             case PromptLogprobs() if room is not None:
-                self._tell_prompt_logprobs(room, body.start, body.values, now)
+                self._tell_prompt_logprobs(room, body.start, body.values, turn)
 
-    def _on_submit(self, front: PeerName, submit: Submit, now: float) -> None:
-        if self._is_repeat(front, submit, now):
+    def _on_submit(self, front: PeerName, submit: Submit, turn: EngineTurn) -> None:
+        if self._is_repeat(front, submit, turn):
             return
-        refusal = self._refusal(submit)
+        refusal = self._refusal(submit, turn.is_draining)
         if refusal is not None:
-            self._outbox.refused(front, submit, *refusal)
+            self._outbox.refused(front, submit, *refusal, turn)
             return
-        room = self.rooms.open(front, submit, now)
+        room = self.rooms.open(front, submit, turn.now)
         if submit.prefill is None or self._is_near(room):
             self._num_near += submit.prefill is not None
             self._compute_here(room)
         else:
-            self.links.dial(submit.prefill, now)
-            self.intake.offer(room, PeerName(submit.prefill.name), now)
+            self.links.dial(submit.prefill, turn)
+            self.intake.offer(room, PeerName(submit.prefill.name), turn)
 
-    def _is_repeat(self, front: PeerName, submit: Submit, now: float) -> bool:
+    def _is_repeat(self, front: PeerName, submit: Submit, turn: EngineTurn) -> bool:
         """Whether the Submit is of a room known here; then the front is told what it missed.
 
         A room whose output is not what the client has was opened before another worker went on with the answer: it
@@ -220,16 +219,16 @@ class Serving:
             if answer is None or not answer.told.continues(front, submit):
                 return False
             ended.asked_again(Room(submit.room), submit.epoch)
-            self._outbox.repeat_ended(answer, submit)
+            self._outbox.repeat_ended(answer, submit, turn)
             return True
         if room.front != front or submit.epoch <= room.epoch:
             return True
         room.epoch = submit.epoch
         told = room.told()
         if not told.continues(front, submit):
-            self._drop(room, now)
+            self._drop(room, turn)
             return False
-        self._outbox.repeat(told, submit)
+        self._outbox.repeat(told, submit, turn)
         return True
 
     def _is_near(self, room: DecodeRoom) -> bool:
@@ -241,84 +240,87 @@ class Serving:
         match = self.parts.cache.match(request.namespace, request.tokens, request.keys, request.num_tokens - 1)
         return request.num_tokens - match.num_tokens <= near
 
-    def _refusal(self, submit: Submit) -> Refusal | None:
-        if self._door.is_closed:
+    def _refusal(self, submit: Submit, is_draining: bool) -> Refusal | None:
+        if is_draining:
             return FailReason.DRAINING, "decode is draining"
         if len(self.rooms) >= self.config.options.max_queued_requests + self.config.max_running_requests:
             return FailReason.OVERLOADED, "decode's queue is full"
         return refuse_submit(self.config, submit)
 
-    def _on_finish(self, front: PeerName, finish: Finish, now: float) -> None:
+    def _on_finish(self, front: PeerName, finish: Finish, turn: EngineTurn) -> None:
         room = self.rooms.get(finish.room)
         if room is None or room.front != front or not room.has_output:
             return
         room.finish_len = max(1, min(finish.output_len, room.request.output_len))
         if not self.parts.scheduler.steps.is_in_flight(room.request):
-            self._stop_at(room, room.finish_len, now)
+            self._stop_at(room, room.finish_len, turn)
 
-    def _stop_at(self, room: DecodeRoom, output_len: int, now: float) -> None:
+    def _stop_at(self, room: DecodeRoom, output_len: int, turn: EngineTurn) -> None:
         room.request.truncate(room.request.prompt_len + output_len)
-        self._complete(room, FinishReason.STOP, now)
+        self._complete(room, FinishReason.STOP, turn)
 
-    def _on_ticket_frame(self, peer: Peer, message: Draining | Drained | Sent, now: float) -> None:
+    def _on_ticket_frame(self, peer: Peer, message: Draining | Drained | Sent, turn: EngineTurn) -> None:
         ticket = self.receiver.get(TicketId(Boot(self.config.boot), peer.boot or Boot(0), TicketSeq(message.ticket)))
         if ticket is None or ticket.peer != peer.name:
             return
         match message:
             case Draining():
-                self.receiver.draining(ticket.id, message.bytes_outstanding, now)
+                self.receiver.draining(ticket.id, message.bytes_outstanding, turn.now)
             case Sent():
-                self.intake.sent(ticket.id, now)
+                self.intake.sent(ticket.id, turn.now)
             case Drained():
-                if self.receiver.drained(ticket.id, message.outcome) is Heard.FENCE:
-                    self._lose(peer.name, now)
+                heard = self.receiver.drained(ticket.id, message.outcome)
+                if heard is Heard.RELEASED:
+                    self.intake.over(ticket, turn)
+                elif heard is Heard.FENCE:
+                    self._lose(peer.name, turn)
 
     # ------------------------------------------------------------ transfer reports
 
-    def on_endpoint(self, peer: PeerName, now: float) -> None:
+    def on_endpoint(self, peer: PeerName, turn: EngineTurn) -> None:
         """The endpoint of a peer came or went: what its rooms wait to tell it may go out."""
         for room in self.rooms:
             if room.prefill == peer:
-                self.intake.repeat(room, now)
+                self.intake.repeat(room, turn)
 
-    def on_report(self, report: TransferReport | Event, now: float) -> None:
+    def on_report(self, report: TransferReport | Event, turn: EngineTurn) -> None:
         match report:
             case Landed():
-                self._come_to(self.intake.landed(report, now), now)
+                self._come_to(self.intake.landed(report, turn), turn)
             case PagesVerified():
-                self._come_to(self.intake.verified(report), now)
+                self._come_to(self.intake.verified(report, turn), turn)
             case PeerFenced():
-                self.intake.fenced(report.peer, report.result)
+                self.intake.fenced(report.peer, report.result, turn)
 
-    def _come_to(self, outcome: Outcome | None, now: float) -> None:
+    def _come_to(self, outcome: Outcome | None, turn: EngineTurn) -> None:
         match outcome:
             case Arrived():
-                self._arrived(outcome.room, outcome.first, now)
+                self._arrived(outcome.room, outcome.first, turn)
             case AttemptFailed():
-                self._attempt_failed(outcome.room, outcome.reason, outcome.message, now)
+                self._attempt_failed(outcome.room, outcome.reason, outcome.message, turn)
                 if outcome.fence is not None:
-                    self._lose(outcome.fence, now)
+                    self._lose(outcome.fence, turn)
 
     def _tell_prompt_logprobs(
-        self, room: DecodeRoom, start: int, values: tuple[TokenLogprobs, ...], now: float
+        self, room: DecodeRoom, start: int, values: tuple[TokenLogprobs, ...], turn: EngineTurn
     ) -> None:
         told = room.new_prompt_logprobs(start, values)
         if told is None:
-            self.intake.lost_logprobs(room, now)
+            self.intake.lost_logprobs(room, turn)
             return
         for frame in told:
-            self.links.send(room.front, frame)
+            self.links.send(room.front, frame, turn)
         if not told or room.lacks_prompt_logprobs:
             return
-        self.intake.ask_logprobs(room)  # for none: prefill may forget them
+        self.intake.ask_logprobs(room, turn)  # for none: prefill may forget them
         if room.arrived is not None:
             first, room.arrived = room.arrived, None
-            self._arrived(room, first, now)
+            self._arrived(room, first, turn)
 
-    def _arrived(self, room: DecodeRoom, first: FirstToken, now: float) -> None:
+    def _arrived(self, room: DecodeRoom, first: FirstToken, turn: EngineTurn) -> None:
         """The prompt's pages are ours: share them, take the first token, queue for a row."""
         if room.lacks_prompt_logprobs:
-            self.intake.await_logprobs(room, first, now)
+            self.intake.await_logprobs(room, first, turn.now)
             return
         request = room.request
         request.begin_at(room.attempt_len)
@@ -329,7 +331,7 @@ class Serving:
         room.move(DecodeEvent.QUEUE)
         self.parts.scheduler.running.share_computed(request)
         request.append(first.token)
-        self._on_tokens(room, (Sampled(first.token, first.logprobs),), now)
+        self._on_tokens(room, (Sampled(first.token, first.logprobs),), turn)
         if room.room in self.rooms:
             self.parts.scheduler.waiting.add_landed(request)
 
@@ -346,13 +348,13 @@ class Serving:
 
     # ------------------------------------------------------------ progress
 
-    def _on_tokens(self, room: DecodeRoom, drawn: Sequence[Sampled], now: float) -> None:
+    def _on_tokens(self, room: DecodeRoom, drawn: Sequence[Sampled], turn: EngineTurn) -> None:
         """The request's newest tokens: tell the front, end the request if the last of them ends it."""
         for sampled in drawn:
-            self._outbox.token(room, sampled, now)
+            self._outbox.token(room, sampled, turn.now)
         finish = finish_of(room.request.sampling, room.request.output_len, drawn[-1].token)
         if finish is not None and room.finish_len is None:
-            self._complete(room, finish, now)
+            self._complete(room, finish, turn)
 
     def _compute_here(self, room: DecodeRoom) -> None:
         room.prefill = None
@@ -362,55 +364,55 @@ class Serving:
 
     # ------------------------------------------------------------ endings
 
-    def _attempt_failed(self, room: DecodeRoom, reason: FailReason, message: str, now: float) -> None:
+    def _attempt_failed(self, room: DecodeRoom, reason: FailReason, message: str, turn: EngineTurn) -> None:
         """End an attempt. Before the first token the front may try elsewhere; after it this worker computes the
         rest itself."""
         if room.state not in _REMOTE:
             return
         if not room.has_output:
-            self._fail(room, reason, message, now)
+            self._fail(room, reason, message, turn)
             return
-        self.intake.withdraw(room, reason, now)
+        self.intake.withdraw(room, reason, turn)
         self.parts.scheduler.discard(room.request)
         room.move(DecodeEvent.LOCAL)
         room.attempt = Attempt(room.attempt + 1)
         self._compute_here(room)
 
-    def _lose(self, peer: PeerName, now: float, reason: FailReason = FailReason.PEER_FENCED) -> None:
+    def _lose(self, peer: PeerName, turn: EngineTurn, reason: FailReason = FailReason.PEER_FENCED) -> None:
         """Fence a peer and fail what was under way with it. PEER_LOST: it is not there, a retry must go elsewhere."""
-        self.links.fence(peer)
-        self.drop_peer(peer, reason, now)
+        self.links.fence(peer, turn)
+        self.drop_peer(peer, reason, turn)
         self.receiver.fencing(peer)
 
-    def drop_peer(self, peer: PeerName, reason: FailReason, now: float) -> None:
+    def drop_peer(self, peer: PeerName, reason: FailReason, turn: EngineTurn) -> None:
         """End what depends on a peer whose process or endpoint has ended: a front's rooms end, prefill's attempts
         fail."""
         for room in self.rooms:
             if room.prefill == peer and room.state in _REMOTE:
-                self._attempt_failed(room, reason, "the link to the prefill worker ended", now)
+                self._attempt_failed(room, reason, "the link to the prefill worker ended", turn)
             elif room.front == peer:
-                self._fail(room, FailReason.CANCELLED, "the front was lost", now)
+                self._fail(room, FailReason.CANCELLED, "the front was lost", turn)
 
-    def leave_rooms(self, now: float) -> None:
+    def leave_rooms(self, turn: EngineTurn) -> None:
         """All rooms end without a word: their fronts submit them elsewhere when they hear that this engine is over."""
         for room in self.rooms:
-            self._drop(room, now)
+            self._drop(room, turn)
 
-    def _complete(self, room: DecodeRoom, finish: FinishReason, now: float) -> None:
-        answer = self._outbox.finished(room, finish, now)
+    def _complete(self, room: DecodeRoom, finish: FinishReason, turn: EngineTurn) -> None:
+        answer = self._outbox.finished(room, finish, turn)
         if room.state in _REMOTE:  # a resumed room, ended by a stop string
-            self.intake.withdraw(room, FailReason.CANCELLED, now)
-        self._end(room, now, answer)
+            self.intake.withdraw(room, FailReason.CANCELLED, turn)
+        self._end(room, turn.now, answer)
 
-    def _fail(self, room: DecodeRoom, reason: FailReason, message: str, now: float) -> None:
-        self._outbox.failed(room, reason, message, now)
-        self._drop(room, now, reason)
+    def _fail(self, room: DecodeRoom, reason: FailReason, message: str, turn: EngineTurn) -> None:
+        self._outbox.failed(room, reason, message, turn)
+        self._drop(room, turn, reason)
 
-    def _drop(self, room: DecodeRoom, now: float, reason: FailReason = FailReason.CANCELLED) -> None:
+    def _drop(self, room: DecodeRoom, turn: EngineTurn, reason: FailReason = FailReason.CANCELLED) -> None:
         """End a room without a word to its front."""
         if room.state in _REMOTE:
-            self.intake.withdraw(room, reason, now)
-        self._end(room, now, None)
+            self.intake.withdraw(room, reason, turn)
+        self._end(room, turn.now, None)
 
     def _end(self, room: DecodeRoom, now: float, answer: EndedAnswer | None) -> None:
         """Everything the room held goes back; what was computed stays in the tree."""

@@ -22,9 +22,10 @@ from deltaserve.control.front.events import FrontConfig, Member
 from deltaserve.control.front.load import LoadReport, Unseen
 from deltaserve.control.front.page_moves import page_differences
 from deltaserve.control.front.wellness import Wellness
+from deltaserve.control.peer.handshake import Handshake, Received, Reception
 from deltaserve.control.peer.link import Dial, HangUp, LinkAction, SendFrame
-from deltaserve.control.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable, Verdict, unequal_fields
-from deltaserve.core.ids import Boot, PeerName, Role
+from deltaserve.control.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable, unequal_fields
+from deltaserve.core.ids import PeerName, Role
 from deltaserve.core.keys import seed_check
 from deltaserve.core.wire.messages import (
     ChangeRole,
@@ -175,12 +176,16 @@ class Workers:
         self._config = config
         self._emit = emit
         self.table = PeerTable(config.name, config.boot, Patience(config.peer_lost_s, config.peer_suspect_s))
+        self._handshake = Handshake(self.table)
         self._workers: dict[PeerName, Worker] = {}
         for member in config.workers:
             self._workers[member.name] = Worker(member, self.table.get(member.name))
         self._seed_check = seed_check(config.cluster_secret, config.fingerprint)
         self._next_beat = 0.0
-        self.num_stale_frames = 0
+
+    @property
+    def num_stale_frames(self) -> int:
+        return self._handshake.num_ignored
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -318,46 +323,37 @@ class Workers:
         """Judge a frame by its boots and deal with Hellos. None: nobody we know, or not where."""
         worker = self._workers.get(PeerName(envelope.src))
         if worker is None or not worker.is_found:
-            self.num_stale_frames += 1
+            self._handshake.ignore()
             return None
-        was_broken = worker.peer.broken_since is not None
-        verdict = self.table.judge(envelope, now)
-        hello = envelope.body if isinstance(envelope.body, Hello) else None
-        if verdict is Verdict.DEAD_BOOT or (verdict is Verdict.WRONG_ADDRESSEE and hello is None):
-            self.num_stale_frames += 1
-            if verdict is Verdict.WRONG_ADDRESSEE:
+        received = self._handshake.receive(envelope, now)
+        if received.is_new:
+            self._reset(worker)
+        match received.reception, envelope.body:
+            case Reception.HELLO, Hello() as hello:
+                return self._on_hello(worker, hello, received, now)
+            case Reception.MISADDRESSED, _:
                 self.ask_snapshot(worker, now)  # a Hello tells it who we are
-            return FromWorker(worker, None)
-        is_gone = False
-        if worker.peer.boot != envelope.src_boot:
-            is_gone = worker.peer.boot is not None
-            self._reset(worker)
-            self.table.rebooted(worker.peer, Boot(envelope.src_boot), now)
-        if hello is not None:
-            was_away = worker.away_since is not None
-            self._on_hello(worker, hello, now)
-            worker.away_since = None
-            self._expect(worker, now)
-            is_gone = is_gone or not worker.is_ready
-            return FromWorker(worker, None, is_gone, is_back=worker.is_ready and (was_away or was_broken))
-        if not worker.is_ready:
-            if worker.peer.state is not PeerState.REFUSED and now >= worker.next_hello:
+            case ((Reception.UNGREETED | Reception.BOTH_UNREADY), _):
+                if worker.peer.state is not PeerState.REFUSED and now >= worker.next_hello:
+                    self._greet(worker, now)
+            case Reception.LEFT, _:
+                self._reset(worker)
+                worker.away_since = now
                 self._greet(worker, now)
-            return FromWorker(worker, None, is_gone)
-        if envelope.body == Heartbeat(is_ready=False):
-            self._reset(worker)
-            worker.away_since = now
-            self._greet(worker, now)
-            return FromWorker(worker, None)
-        self._expect(worker, now)
-        return FromWorker(worker, envelope.body, is_gone, is_back=was_broken)
+            case Reception.CURRENT, body:
+                self._expect(worker, now)
+                return FromWorker(worker, body, received.is_gone, is_back=received.was_broken)
+        return FromWorker(worker, None, received.is_gone)
 
-    def _on_hello(self, worker: Worker, hello: Hello, now: float) -> None:
-        self.table.heard(worker.peer, now)
+    def _on_hello(self, worker: Worker, hello: Hello, received: Received, now: float) -> FromWorker:
+        was_away, worker.away_since = worker.away_since is not None, None
         worker.peer.hello = hello
         worker.hello_pause_s = 0.0
         self._judge(worker)
         self._reconsider()
+        self._expect(worker, now)
+        is_back = worker.is_ready and (was_away or received.was_broken)
+        return FromWorker(worker, None, received.is_gone or not worker.is_ready, is_back)
 
     def _learn_role(self, worker: Worker, hello: Hello) -> None:
         """One that was started anew, as what it is configured, goes back to the role it had: it may be the last."""

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from deltaserve.core.errors import StateError
 from deltaserve.core.ids import Boot, PeerName
+from deltaserve.core.machine import advance
 from deltaserve.core.wire.messages import Envelope, Hello, Message
 
 
@@ -112,6 +112,11 @@ class Peer:
     def is_ready(self) -> bool:
         return self.state is PeerState.READY
 
+    @property
+    def role(self) -> str:
+        """As it said; empty: it said nothing yet."""
+        return self.hello.role if self.hello is not None else ""
+
 
 class PeerTable:
     """All peers of the process `name`, which runs as `boot`."""
@@ -143,10 +148,7 @@ class PeerTable:
 
     def move(self, peer: Peer, event: PeerEvent) -> None:
         """Raises StateError for an event the table has no cell for; nothing changes then."""
-        target = PEER_TRANSITIONS[peer.state].get(event)
-        if target is None:
-            raise StateError(f"peer {peer.name}: {event.value} while {peer.state.value}")
-        peer.state = target
+        peer.state = advance(PEER_TRANSITIONS, peer.state, event, f"peer {peer.name}")
 
     def judge(self, envelope: Envelope, now: float) -> Verdict:
         """Classify a frame by its boots; a current frame counts as a heartbeat."""

@@ -16,6 +16,10 @@ class DraftBook:
     num_verified: int = 0
     num_right: int = 0
 
+    def drop(self) -> None:
+        """The tokens that they were to follow are not the request's any more."""
+        self.drafts = b""
+
 
 @dataclass(frozen=True, slots=True)
 class DraftStart:

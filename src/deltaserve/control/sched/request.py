@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
+
 from deltaserve.control.cache.prefix_cache import Lease
 from deltaserve.control.sched.draft_book import DraftBook, DraftStart
 from deltaserve.core.ids import Namespace, PageId, PoolId, Room, RowId
@@ -175,13 +177,17 @@ class Request:
         del self.tokens[num_tokens * TOKEN_BYTES :]
         self.num_computed = min(self.num_computed, num_tokens)
         self.num_finite = min(self.num_finite, num_tokens)
-        self.guesses.drafts = b""
+        self.guesses.drop()
+
+    def ask_no_prompt_logprobs(self) -> None:
+        """All that were asked for are told, or the prompt has none."""
+        self.sampling = msgspec.structs.replace(self.sampling, prompt_logprobs=None)
 
     def start_over(self) -> None:
         """What was computed is not its own any more: it is matched, and computed, again."""
         self.num_computed = self.num_planned = self.num_finite = self.num_in_state = 0
         self.passing_state = self.draft_start = None
-        self.guesses.drafts = b""
+        self.guesses.drop()
         self.forks.clear()
 
     def grow_keys(self, seed: bytes, page_size: int, num_pages: int) -> None:

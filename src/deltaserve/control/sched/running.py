@@ -64,7 +64,11 @@ class Running:
         """Another role's lengths; rows stay."""
         self.config = config
         self.needs = PageNeeds(config, self._cache.retentions)
-        self.step_target.target_s = config.step_target_s
+        self.step_target.aim_at(config.step_target_s)
+
+    def count_extended(self) -> None:
+        """A chunk of more than one token was computed."""
+        self.num_extended += 1
 
     def num_open_rows(self, num_promised: int) -> int:
         """Rows for further requests, where so many of the free ones are promised."""

@@ -13,7 +13,7 @@ from deltaserve.control.sched.request import Request
 from deltaserve.control.sched.running import Running
 from deltaserve.control.sched.sched_config import SchedConfig
 from deltaserve.control.sched.steps import Steps
-from deltaserve.control.sched.waiting import OpenDoor, Waiting
+from deltaserve.control.sched.waiting import Waiting
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import Namespace
 
@@ -50,8 +50,7 @@ class Scheduler:
         return self.steps.is_idle and is_told and not has_requests
 
     def become(self, config: SchedConfig) -> None:
-        """Hand over to another engine, which has rooms of its own. Raises StateError unless idle."""
+        """Another engine takes over, with another role's lengths. Raises StateError unless idle."""
         if not self.is_idle or config.max_running != self.running.config.max_running:
             raise StateError("a scheduler is taken over while it holds requests, or with other rows")
         self.running.become(config)
-        self.waiting.gatekeeper, self.waiting.fetch = OpenDoor(), None

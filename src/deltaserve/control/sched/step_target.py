@@ -22,6 +22,9 @@ class StepTarget:
         self.cost = StepCost()
         self._of_prompt_token = Recent(enough=1)
 
+    def aim_at(self, target_s: float | None) -> None:
+        self.target_s = target_s
+
     @property
     def _extend_s(self) -> float | None:
         """Seconds of one token of a prompt, as half of the last steps with prompts took at most. None: not known

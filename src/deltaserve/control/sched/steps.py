@@ -391,7 +391,7 @@ class Steps:
         self._distrust(request, result.outcome)
         is_extend = not planned.is_decode
         if is_extend:
-            self._running.num_extended += 1
+            self._running.count_extended()
         if result.drawn:
             self.speculation.count(request, planned, result.drawn)
             for sampled in result.drawn:

@@ -8,7 +8,6 @@ admitted and not computed. So memory is taken shortly before it is used, and one
 prompts longer than a step one at a time is admitted; shorter ones go beside it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
@@ -41,8 +40,8 @@ class Claim(Enum):
     """Memory nobody holds, and what requests behind it hold while they wait."""
 
 
-class Gatekeeper(Protocol):
-    """Decides which requests may be computed, beyond what rows, steps and memory allow; its owner implements it."""
+class RequestOwner(Protocol):
+    """Whoever queued the requests: says which may start, beyond what rows, steps and memory allow."""
 
     def may_start(self, request: Request) -> bool:
         """Asked often and first; looks nothing up."""
@@ -52,15 +51,25 @@ class Gatekeeper(Protocol):
         """The request's turn has come, with `cached_len` tokens in the cache."""
         ...
 
+    def fetch(self, request: Request, reserve: Needs) -> TryOutcome:
+        """Try to have the pages of a request of origin FETCHED sent here, and leave `reserve` pages of each pool."""
+        ...
 
-class OpenDoor:
-    """Admission without conditions: every request may enter."""
+
+class NoOwner:
+    """Everything queued may be computed, and nothing comes from elsewhere."""
 
     def may_start(self, request: Request) -> bool:
         return True
 
     def claim(self, request: Request, cached_len: int) -> Claim:
         return Claim.FULL
+
+    def fetch(self, request: Request, reserve: Needs) -> TryOutcome:
+        return TryOutcome.HELD_BACK
+
+
+NO_OWNER = NoOwner()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,7 @@ class _Seen:
 class _Booking:
     """What is promised so far, while one call of `admit` runs."""
 
+    owner: RequestOwner
     horizon_left: int
     """Tokens that may still be booked for the next steps."""
     has_long: bool
@@ -113,9 +123,6 @@ class Waiting:
     """Who waits here: to be computed, for pages from elsewhere, or landed and for a row only."""
 
     def __init__(self, cache: PrefixCache, budget: Budget, running: Running) -> None:
-        self.gatekeeper: Gatekeeper = OpenDoor()
-        self.fetch: Callable[[Request, Needs, float], TryOutcome] | None = None
-        """(request of origin FETCHED, pages to leave, now): try to have its pages sent here. Set by whoever can."""
         self._cache = cache
         self._budget = budget
         self._running = running
@@ -174,26 +181,26 @@ class Waiting:
 
     # ------------------------------------------------------------ admission
 
-    def admit(self, now: float) -> list[Request]:
-        """Give rows and pages to waiting requests: those landed, then the queue in its order."""
+    def admit(self, now: float, owner: RequestOwner = NO_OWNER) -> list[Request]:
+        """Give rows and pages to waiting requests: those landed, then the queue in its order, as `owner` allows."""
         admitted = self._admit_landed() if self._landed else []
         if not self.queue:
             return admitted
         before, seen = self._seen, self._look(now)
         if before is not None and before.forestalls(seen):
             return admitted
-        booking = self._book()
-        if not booking.is_full and (self.fetch is not None or not booking.is_late):
+        booking = self._book(owner)
+        if not booking.is_full:
             only_new = before is not None and before.settles(seen)
             if not only_new:
                 self._blocked_need = 0
             take = self.queue.take_new if only_new else self.queue.take
-            admitted += take(lambda request: self._try(request, booking, now), now)
+            admitted += take(lambda request: self._try(request, booking), now)
         self._seen = self._look(now)
         return [request for request in admitted if request in self._running]
 
     def look_again(self) -> None:
-        """Something that the gatekeeper's answers depend on has changed."""
+        """Something that the owner's answers depend on has changed."""
         self._seen = None
 
     def _look(self, now: float) -> _Seen:
@@ -211,11 +218,12 @@ class Waiting:
             admitted.append(request)
         return admitted
 
-    def _book(self) -> _Booking:
+    def _book(self, owner: RequestOwner) -> _Booking:
         running, step_len = self._running, self._running.config.step_len
         missing = [r.num_tokens - r.num_computed for r in running]
         booked = sum(min(tokens, step_len) for tokens in missing if tokens > 1)
         return _Booking(
+            owner=owner,
             horizon_left=HORIZON_STEPS * step_len - booked,
             has_long=any(tokens > step_len for tokens in missing),
             reserve=running.needs.total(map(running.reserve_of, (*running, *self._entering))),
@@ -223,13 +231,12 @@ class Waiting:
             frontier=self._twins.frontier(running),
         )
 
-    def _try(self, request: Request, booking: _Booking, now: float) -> TryOutcome:
+    def _try(self, request: Request, booking: _Booking) -> TryOutcome:
         if booking.is_full:
             return TryOutcome.HELD_BACK
         if request.origin is Origin.FETCHED:
-            reserve = self._reserve_beside(request, booking)
-            verdict = self.fetch(request, reserve, now) if self.fetch is not None else TryOutcome.HELD_BACK
-        elif not self.gatekeeper.may_start(request):
+            verdict = booking.owner.fetch(request, self._reserve_beside(request, booking))
+        elif not booking.owner.may_start(request):
             return TryOutcome.HELD_BACK  # what most of a long queue waits for: asked before anything that costs more
         else:
             verdict = self._try_computed(request, booking)
@@ -262,7 +269,7 @@ class Waiting:
         missing = request.num_tokens - match.num_tokens
         if booking.has_long and missing > step_len:
             return TryOutcome.HELD_BACK
-        claim = self.gatekeeper.claim(request, match.num_tokens)
+        claim = booking.owner.claim(request, match.num_tokens)
         if claim is Claim.NOTHING or (claim is Claim.SPARE and self.queue.is_stalled):
             return TryOutcome.HELD_BACK  # else two that are computed ahead in turn keep out who is asked for, for ever
         if not self._start(request, match, claim, self._reserve_beside(request, booking)):

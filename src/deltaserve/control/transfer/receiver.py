@@ -8,7 +8,7 @@ impossible. Timers never free: they trigger a fence. A writer that drains may ta
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import takewhile
@@ -77,10 +77,6 @@ class Heard(Enum):
     """The peer cannot vouch for its writes: fence it."""
 
 
-def _nobody(ticket: Ticket) -> None:
-    pass
-
-
 class Receiver:
     """All tickets this reader handed out in this boot. Nothing here but a fence costs more for more open tickets."""
 
@@ -90,7 +86,11 @@ class Receiver:
         pools: Sequence[PagePool],
         drain_timeout_s: float,
         evidence: Evidence = Evidence.COMPLETION,
+        inherited: Iterable[Ticket] = (),
     ) -> None:
+        """`inherited`: tickets of a former boot in quarantine, whose pages nobody gives back: they are this receiver's.
+        They bear that boot and its numbers, so no mark counts them and no peer is asked about them.
+        """
         self._boot = boot
         self._evidence = evidence
         self._pools = tuple(pools)
@@ -98,13 +98,11 @@ class Receiver:
         self._next_seq: dict[tuple[PeerName, Boot], int] = {}
         self._open: dict[tuple[PeerName, Boot], OrderedDict[int, None]] = {}
         """Numbers of the tickets of a pair that are not over, ascending."""
-        self._tickets: dict[TicketId, Ticket] = {}
-        self._quarantined: OrderedDict[TicketId, Ticket] = OrderedDict()
+        self._tickets: dict[TicketId, Ticket] = {ticket.id: ticket for ticket in inherited}
+        self._quarantined: OrderedDict[TicketId, Ticket] = OrderedDict(self._tickets)
         """Revoked ones, in that order."""
         self._unanswered: OrderedDict[TicketId, Ticket] = OrderedDict()
         """Revoked tickets whose peer may still answer, in order of when it was heard last."""
-        self.on_over: Callable[[Ticket], None] = _nobody
-        """Called with every ticket that is over. Set by whoever told others of the grant."""
         self.moves: Counter[tuple[ReceiverState, ReceiverEvent]] = Counter()
         self.late_dones = 0
         """Announcements without a live ticket: dropped and counted."""
@@ -241,30 +239,25 @@ class Receiver:
         for ticket in self.of_peer(peer):
             self._unanswered.pop(ticket.id, None)
 
-    def strand(self, peer: PeerName) -> None:
+    def strand(self, peer: PeerName) -> list[Ticket]:
         """The peer cannot be fenced: its revoked tickets keep their pages, and trigger no further fence.
 
-        One without pages, of a prompt that was all here, keeps nothing: it is over.
+        One without pages, of a prompt that was all here, keeps nothing: it is over. Returns these.
         """
+        released = []
         for ticket in self.of_peer(peer):
             if ticket.is_revoked and not any(ticket.pages):
                 self._release(ticket)
+                released.append(ticket)
             elif ticket.is_revoked:
                 ticket.is_stranded = True
                 self._unanswered.pop(ticket.id, None)
+        return released
 
     @property
     def is_settled(self) -> bool:
         """Nothing is on its way that will be accepted, drained or fenced: what is left stays in quarantine."""
         return all(ticket.is_stranded for ticket in self._tickets.values())
-
-    def inherit(self, former: "Receiver") -> None:
-        """Pages that nobody gives back stay in quarantine: their tickets are this receiver's now.
-
-        They bear the boot and the numbers of the former one, so no mark counts them and no peer is asked about them.
-        """
-        for ticket in former.quarantined():
-            self._tickets[ticket.id] = self._quarantined[ticket.id] = ticket
 
     def _release(self, ticket: Ticket) -> None:
         self._move(ticket, ReceiverEvent.RELEASE)
@@ -278,7 +271,6 @@ class Receiver:
             del self._open[ticket.peer, ticket.id.writer_boot][ticket.id.seq]
         self._quarantined.pop(ticket.id, None)
         self._unanswered.pop(ticket.id, None)
-        self.on_over(ticket)
 
     def _move(self, ticket: Ticket, event: ReceiverEvent) -> None:
         self.moves[ticket.state, event] += 1

@@ -10,16 +10,19 @@ A Hello is repeated with every heartbeat until it is answered; a repeated one ge
 Links to fronts carry no data and are ready with the Hello itself.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import xxhash
 
-from deltaserve.control.engine.api import Action, InstanceConfig
+from deltaserve.control.engine.api import InstanceConfig
 from deltaserve.control.engine.checks import Refusal, are_pair, may_say
 from deltaserve.control.engine.fitting import terms_of, unfitting
+from deltaserve.control.engine.turn import EngineTurn
+from deltaserve.control.peer.handshake import NOT_READY, Handshake, Received, Reception
 from deltaserve.control.peer.link import Dial, HangUp, SendFrame
-from deltaserve.control.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable, Verdict
+from deltaserve.control.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable
 from deltaserve.control.transfer.commands import (
     AttachEndpoint,
     EndpointAttached,
@@ -44,7 +47,6 @@ from deltaserve.core.wire.messages import (
 )
 
 _MAX_PEERS = 1024
-_NOT_READY = Heartbeat(is_ready=False)
 _MAX_PLACES = 4
 """Most addresses that are kept for one peer."""
 _PLACE_S = 5.0
@@ -105,33 +107,76 @@ class _Places:
         return self.known[0]
 
 
-class Greeter:
-    """All links of one instance. Actions go to `out`, which the instance empties."""
+class TicketMarks(Protocol):
+    """Whoever hands out tickets."""
 
-    def __init__(self, config: InstanceConfig, facts: Facts, lost_s: float, out: list[Action]) -> None:
-        """`lost_s`: silence after which a peer is given up while its connection stands."""
+    def closed_below(self, peer: PeerName, writer_boot: Boot) -> int:
+        """Tickets of the pair below this number are over, as every frame tells."""
+        ...
+
+
+class _Farewell:
+    """Everybody who knew the former engine of this name hears that it is over, and greets this one anew."""
+
+    def __init__(self, former: "PeerLinks | None") -> None:
+        self.boots: dict[PeerName, Boot] = {}
+        """Who knew it |-> their boot."""
+        self.hang_up: list[PeerName] = []
+        """Whom it, or one before it, had dialled: over these links they hear of its end."""
+        self.num_beats = 0
+        if former is not None:
+            self.boots = {peer.name: peer.boot for peer in former.table if peer.boot is not None}
+            self.hang_up = [*former.farewell.hang_up, *former.dialled]
+
+    def count_beat(self) -> None:
+        self.num_beats += 1
+
+    def take_hang_ups(self) -> list[PeerName]:
+        names, self.hang_up = self.hang_up, []
+        return names
+
+
+class PeerLinks:
+    """All links of one instance."""
+
+    def __init__(
+        self,
+        config: InstanceConfig,
+        facts: Facts,
+        lost_s: float,
+        marks: TicketMarks,
+        former: "PeerLinks | None" = None,
+    ) -> None:
+        """`lost_s`: silence after which a peer is given up while its connection stands. `former`: of the engine that
+        this one takes over from: see `farewells`."""
         self.config = config
         self.table = PeerTable(config.name, Boot(config.boot), Patience(lost_s, config.options.peer_suspect_s))
+        self._handshake = Handshake(self.table)
+        self._marks = marks
         self._next_beat: float | None = None
         self._facts = facts
-        self._out = out
         self._compat = dict(config.compat)
         self._dialled: dict[PeerName, _Places] = {}
         self._greetings: dict[PeerName, _Greeting] = {}
         self._num_greetings = 0
-        self._farewells: dict[PeerName, Boot] = {}
-        """Peers that knew the engine before this one |-> their boot."""
-        self._num_farewells = 0
-        self._hang_up_later: list[PeerName] = []
-        """Peers that that engine, or one before it, had dialled: over these links they hear of its end."""
+        self.farewell = _Farewell(former)
         self._num_fencing = 0
         """Fences that were asked for and are not there yet."""
         self.refusals: dict[PeerName, Refusal] = {}
         """Why pages will not move between us and a peer, however long one waits; both values are named. One that is
         refused for its role alone may take up another."""
-        self.closed_below: Callable[[PeerName, Boot], int] = lambda peer, boot: 1
-        """(peer, its boot) |-> tickets below this number are over, as frames tell. Set by whoever hands them out."""
-        self.stale_frames = 0
+
+    @property
+    def dialled(self) -> list[PeerName]:
+        return list(self._dialled)
+
+    @property
+    def stale_frames(self) -> int:
+        return self._handshake.num_ignored
+
+    def ignore(self) -> None:
+        """A frame is not looked at."""
+        self._handshake.ignore()
 
     def misfits(self) -> dict[PeerName, str]:
         """Peers whose configuration differs |-> how. A role that does not fit yet is none."""
@@ -139,15 +184,14 @@ class Greeter:
 
     # ------------------------------------------------------------ sending
 
-    def send(self, peer: PeerName, message: Message) -> None:
+    def send(self, peer: PeerName, message: Message, turn: EngineTurn) -> None:
         boot = self.table.get(peer).boot
-        mark = 1 if boot is None else self.closed_below(peer, boot)
-        self._out.append(SendFrame(peer, self.table.seal(peer, message, mark)))
+        mark = 1 if boot is None else self._marks.closed_below(peer, boot)
+        turn.do(SendFrame(peer, self.table.seal(peer, message, mark)))
 
-    def _send_to(self, name: PeerName, boot: Boot, message: Message) -> None:
-        """Send to a peer that had this boot, which is not, or no longer, the one in the table."""
-        envelope = Envelope(src=self.config.name, src_boot=self.config.boot, dst_boot=boot, body=message)
-        self._out.append(SendFrame(name, envelope))
+    def _frame_to(self, name: PeerName, boot: Boot, message: Message) -> SendFrame:
+        """A frame for a peer that had this boot, which is not, or no longer, the one in the table."""
+        return SendFrame(name, Envelope(src=self.config.name, src_boot=self.config.boot, dst_boot=boot, body=message))
 
     def num_ranks(self, name: PeerName) -> int:
         """Ranks of a peer that is ready."""
@@ -166,23 +210,23 @@ class Greeter:
     def is_ready(self, name: PeerName) -> bool:
         """Whether pages can move between us."""
         peer = self.table.get(name)
-        return peer.is_ready and are_pair(self.config.role, _role(peer))
+        return peer.is_ready and are_pair(self.config.role, peer.role)
 
-    def tell_fronts(self, message: Message) -> None:
+    def tell_fronts(self, message: Message, turn: EngineTurn) -> None:
         for peer in self.table:
-            if peer.is_ready and _role(peer) == Role.FRONT.value:
-                self.send(peer.name, message)
+            if peer.is_ready and peer.role == Role.FRONT.value:
+                self.send(peer.name, message, turn)
 
     # ------------------------------------------------------------ handshake
 
-    def dial(self, address: PeerAddress, now: float) -> None:
+    def dial(self, address: PeerAddress, turn: EngineTurn) -> None:
         """Connect and send Hello, unless that is under way or done, or it is us, or no other half of a pair.
 
         Another address ends no link that is up, and may be one of long ago: it is remembered, and tried in its turn.
         """
         name = PeerName(address.name)
         peer = self.table.get(name)
-        if name == self.config.name or (_role(peer) and not are_pair(self.config.role, _role(peer))):
+        if name == self.config.name or (peer.role and not are_pair(self.config.role, peer.role)):
             return
         places = self._dialled.setdefault(name, _Places())
         if places.known[:1] == [address]:
@@ -190,105 +234,101 @@ class Greeter:
         if peer.is_ready and places.known:
             places.remember(address)
             return
-        places.put_first(address, now)
+        places.put_first(address, turn.now)
         self.refusals.pop(name, None)  # it was of whoever was at the other address
-        self._out.append(Dial(address))
-        self.greet(name, now)
+        turn.do(Dial(address))
+        self.greet(name, turn)
 
-    def greet(self, name: PeerName, now: float) -> None:
+    def greet(self, name: PeerName, turn: EngineTurn) -> None:
         """Open an endpoint for a dialled peer; the Hello follows when it is open."""
         peer = self.table.get(name)
         if name not in self._dialled or peer.state is PeerState.REFUSED:
             return
         self.table.move(peer, PeerEvent.GREET)
-        peer.last_heard = now
-        self._out.append(OpenEndpoint(name, self._new_greeting(name).number))
+        peer.last_heard = turn.now
+        turn.do(OpenEndpoint(name, self._new_greeting(name).number))
 
     def _new_greeting(self, name: PeerName, theirs: Hello | None = None) -> _Greeting:
         self._num_greetings += 1
         greeting = self._greetings[name] = _Greeting(self._num_greetings, theirs=theirs)
         return greeting
 
-    def receive(self, envelope: Envelope, now: float) -> FromPeer:
-        """Judge a frame by its boots and deal with Hellos."""
-        if len(self.table) >= _MAX_PEERS and PeerName(envelope.src) not in self.table:
-            self.stale_frames += 1
-            return FromPeer(Peer(PeerName(envelope.src)), None)
-        peer = self.table.get(PeerName(envelope.src))
-        verdict = self.table.judge(envelope, now)
-        hello = envelope.body if isinstance(envelope.body, Hello) else None
-        if verdict is Verdict.DEAD_BOOT:
-            self.stale_frames += 1
-            return FromPeer(peer, None)
-        if verdict is Verdict.WRONG_ADDRESSEE and hello is None:
-            self.stale_frames += 1
-            self._send_to(peer.name, Boot(envelope.src_boot), Heartbeat())  # it hears who is here now
-            return FromPeer(peer, None)
-        is_gone = False
-        if peer.boot != envelope.src_boot:
-            is_gone = peer.boot is not None
-            self._end_life(peer)
-            self.refusals.pop(peer.name, None)  # another start may have another configuration
-            self.table.rebooted(peer, Boot(envelope.src_boot), now)
-        if hello is not None:
-            return self._on_hello(peer, hello, now, is_gone)
-        if not peer.is_ready:
-            if is_gone and peer.name in self._dialled:
-                self.greet(peer.name, now)
-            elif peer.name not in self._dialled and envelope.body != _NOT_READY:
-                self.send(peer.name, _NOT_READY)  # never an answer to itself
-            return FromPeer(peer, None, is_gone)
-        if peer.name in self._dialled and envelope.body == _NOT_READY:
-            self.fence(peer.name)
-            self.greet(peer.name, now)
-            return FromPeer(peer, None, is_gone=True)
-        if not may_say(_role(peer), envelope.body):  # above all heartbeats
-            return FromPeer(peer, None, is_gone)
-        return FromPeer(peer, envelope.body, is_gone)
+    def receive(self, envelope: Envelope, turn: EngineTurn) -> FromPeer:
+        """Deal with what a frame says about the link; what else it says is the instance's."""
+        name = PeerName(envelope.src)
+        if len(self.table) >= _MAX_PEERS and name not in self.table:
+            self.ignore()
+            return FromPeer(Peer(name), None)
+        received = self._handshake.receive(envelope, turn.now)
+        peer, is_gone, is_dialled = received.peer, received.is_gone, name in self._dialled
+        if received.is_new:
+            self._begin_life(received, turn)
+        match received.reception, envelope.body:
+            case Reception.HELLO, Hello() as hello:
+                return self._on_hello(peer, hello, turn, is_gone)
+            case Reception.MISADDRESSED, _:
+                turn.do(self._frame_to(name, Boot(envelope.src_boot), Heartbeat()))  # it hears who is here now
+            case ((Reception.UNGREETED | Reception.BOTH_UNREADY), _) if is_dialled:
+                if is_gone:
+                    self.greet(name, turn)
+            case Reception.UNGREETED, _:
+                self.send(name, NOT_READY, turn)
+            case Reception.LEFT, _ if is_dialled:
+                self.fence(name, turn)
+                self.greet(name, turn)
+                return FromPeer(peer, None, is_gone=True)
+            case Reception.CURRENT, body if may_say(peer.role, body):
+                return FromPeer(peer, body, is_gone)
+        return FromPeer(peer, None, is_gone)
 
-    def _on_hello(self, peer: Peer, hello: Hello, now: float, is_gone: bool) -> FromPeer:
-        self.table.heard(peer, now)
+    def _begin_life(self, received: Received, turn: EngineTurn) -> None:
+        """Another start of a peer may have another configuration, and has another endpoint."""
+        if received.is_gone and received.former_role != Role.FRONT.value:
+            self._end_endpoint(received.peer.name, turn)
+        self.refusals.pop(received.peer.name, None)
+
+    def _on_hello(self, peer: Peer, hello: Hello, turn: EngineTurn, is_gone: bool) -> FromPeer:
         if hello.role == Role.FRONT.value and peer.name not in self._dialled:
             peer.hello = hello
             self.table.move(peer, PeerEvent.HELLO)
-            self.send(peer.name, self._hello((), hello))
+            self.send(peer.name, self._hello((), hello), turn)
             return FromPeer(peer, hello, is_gone)
         if hello.answers and peer.name not in self._dialled:  # of when we were another engine, which had dialled
             return FromPeer(peer, None, is_gone)
-        if self._refuses(peer, hello):
+        if self._refuses(peer, hello, turn):
             return FromPeer(peer, None, is_gone)
         if peer.name in self._dialled:
-            return self._on_answer(peer, hello, is_gone)
+            return self._on_answer(peer, hello, is_gone, turn)
         known = self._greetings.get(peer.name)
         if peer.is_ready and peer.hello == hello and known is not None and known.ours:
-            self.send(peer.name, self._hello(known.ours, hello))
+            self.send(peer.name, self._hello(known.ours, hello), turn)
             return FromPeer(peer, None, is_gone)
         if known is not None and known.theirs == hello and not is_gone:
             return FromPeer(peer, None)  # its endpoint is being opened
         if peer.is_ready:
             is_gone = True
-            self._end_life(peer)
+            self._end_life(peer, turn)
             self.table.move(peer, PeerEvent.GREET)  # nothing is current until the new endpoint is attached
         greeting = self._new_greeting(peer.name, hello)
-        self._out.append(OpenEndpoint(peer.name, greeting.number, hello.ends, self._terms_of(hello)))
+        turn.do(OpenEndpoint(peer.name, greeting.number, hello.ends, self._terms_of(hello)))
         return FromPeer(peer, None, is_gone)
 
-    def _on_answer(self, peer: Peer, hello: Hello, is_gone: bool) -> FromPeer:
+    def _on_answer(self, peer: Peer, hello: Hello, is_gone: bool, turn: EngineTurn) -> FromPeer:
         greeting = self._greetings.get(peer.name)
         ours = greeting.ours if greeting is not None else ()
         is_answer = bool(ours) and hello.answers == _digest(ours)
         if greeting is not None and is_answer and greeting.theirs is None and not is_gone:
             greeting.theirs = hello
-            self._out.append(AttachEndpoint(peer.name, greeting.number, hello.ends, self._terms_of(hello)))
+            turn.do(AttachEndpoint(peer.name, greeting.number, hello.ends, self._terms_of(hello)))
         elif peer.is_ready and not (is_answer and greeting is not None and _same_endpoint(greeting, hello)):
             # it has attached to an endpoint that is no more, or has made another one since
             is_gone = True
-            self.fence(peer.name)
+            self.fence(peer.name, turn)
         if is_gone:
-            self.greet(peer.name, peer.last_heard)
+            self.greet(peer.name, turn)
         return FromPeer(peer, None, is_gone)
 
-    def _refuses(self, peer: Peer, hello: Hello) -> bool:
+    def _refuses(self, peer: Peer, hello: Hello, turn: EngineTurn) -> bool:
         differences = unfitting(self.config, hello)
         if hello.version != PROTOCOL_VERSION:
             differences.append(f"protocol version: ours {PROTOCOL_VERSION}, theirs {hello.version}")
@@ -299,14 +339,14 @@ class Greeter:
             self.refusals.pop(peer.name, None)
             return False
         if peer.name not in self._dialled:
-            self.send(peer.name, self._hello((), hello))  # so that the other side can name both values as well
+            self.send(peer.name, self._hello((), hello), turn)  # so that the other side can name both values as well
         self.refusals[peer.name] = reason, "; ".join(differences)
         self.table.move(peer, PeerEvent.REFUSE)
         if peer.name in self._greetings:
-            self._end_endpoint(peer.name)  # the one that was opened for its Hello
+            self._end_endpoint(peer.name, turn)  # the one that was opened for its Hello
         if reason is FailReason.NO_PEER and self._dialled.pop(peer.name, None) is not None:
             self.table.move(peer, PeerEvent.LOSE)
-            self._out.append(HangUp(peer.name))  # whoever needs it in a role that fits says where it is: see `dial`
+            turn.do(HangUp(peer.name))  # whoever needs it in a role that fits says where it is: see `dial`
         return True
 
     def _hello(self, ends: tuple[RankEnd, ...], answered: Hello | None = None) -> Hello:
@@ -322,11 +362,11 @@ class Greeter:
 
     # ------------------------------------------------------------ another engine takes over
 
-    def leave(self) -> None:
+    def leave(self, turn: EngineTurn) -> None:
         """End every endpoint, also one that is being opened; hang up whom we dialled."""
         for peer in self.table:
-            if _role(peer) != Role.FRONT.value:
-                self._end_endpoint(peer.name)
+            if peer.role != Role.FRONT.value:
+                self._end_endpoint(peer.name, turn)
                 self.lose(peer.name)
 
     @property
@@ -336,18 +376,11 @@ class Greeter:
         """
         return self._num_fencing > 0
 
-    def succeed(self, former: "Greeter") -> None:
-        """Tell everybody who knew the former engine of this name that it is over; they send this one a new Hello."""
-        self._farewells = {peer.name: peer.boot for peer in former.table if peer.boot is not None}
-        self._hang_up_later = [*former._hang_up_later, *former._dialled]
-        self._say_farewell()
-
-    def _say_farewell(self) -> None:
-        """Tell peers of whom nothing was heard since: they may keep what they remember of the former engine for
+    def farewells(self) -> list[SendFrame]:
+        """Frames to peers of whom nothing was heard since: they may keep what they remember of the former engine for
         ever."""
-        for name, boot in self._farewells.items():
-            if self.table.get(name).boot is None:
-                self._send_to(name, boot, _NOT_READY)
+        boots = self.farewell.boots.items()
+        return [self._frame_to(name, boot, NOT_READY) for name, boot in boots if self.table.get(name).boot is None]
 
     # ------------------------------------------------------------ reports and time
 
@@ -355,7 +388,7 @@ class Greeter:
         """The transfer thread is done with a FencePeer."""
         self._num_fencing -= 1
 
-    def on_endpoint(self, report: EndpointOpened | EndpointAttached | EndpointFailed) -> None:
+    def on_endpoint(self, report: EndpointOpened | EndpointAttached | EndpointFailed, turn: EngineTurn) -> None:
         """Go on with a handshake: send our Hello, or be ready."""
         peer = self.table.get(report.peer)
         greeting = self._greetings.get(report.peer)
@@ -367,64 +400,83 @@ class Greeter:
         if isinstance(report, EndpointOpened):
             greeting.ours = report.ends
             if report.peer in self._dialled:
-                self.send(report.peer, self._hello(report.ends))
+                self.send(report.peer, self._hello(report.ends), turn)
             return
         if greeting.theirs is None:
             return
         peer.hello = greeting.theirs
         self.table.move(peer, PeerEvent.HELLO)
         if report.peer not in self._dialled and greeting.ours:
-            self.send(report.peer, self._hello(greeting.ours, greeting.theirs))
+            self.send(report.peer, self._hello(greeting.ours, greeting.theirs), turn)
 
-    def beat(self, now: float) -> list[Peer]:
+    def beat(self, turn: EngineTurn) -> list[Peer]:
         """Repeat unanswered Hellos, send heartbeats to data peers; returns data peers that fell silent."""
         if self._next_beat is not None:
-            self.table.excuse(max(0.0, now - self._next_beat), now)
-        self._next_beat = now + self.config.options.heartbeat_s
+            self.table.excuse(max(0.0, turn.now - self._next_beat), turn.now)
+        self._next_beat = turn.now + self.config.options.heartbeat_s
+        silent = self._silent(turn.now)
+        self._forget_strangers(turn.now)
+        self._go_on_with_farewell(turn)
+        for peer in self.table:
+            self._look_elsewhere(peer, turn)
+            if peer.name in self._dialled:
+                self._beat_dialled(peer, turn)
+            elif peer.is_ready and peer.role != Role.FRONT.value:
+                self.send(peer.name, Heartbeat(), turn)
+        return silent
+
+    def _silent(self, now: float) -> list[Peer]:
+        """Data peers that fell silent. A front may come back: see is_deserted."""
         silent = []
         for peer in self.table.silent(now):
-            if _role(peer) == Role.FRONT.value:
-                self.lose(peer.name)  # it may come back: see is_deserted
+            if peer.role == Role.FRONT.value:
+                self.lose(peer.name)
             elif peer.is_ready:
                 silent.append(peer)
-        self._forget_strangers(now)
-        if self._num_farewells < _FAREWELLS:
-            self._num_farewells += 1
-            self._say_farewell()
-        elif self._hang_up_later:
-            self._out.extend(HangUp(name) for name in self._hang_up_later if name not in self._dialled)
-            self._hang_up_later.clear()
-        for peer in self.table:
-            self._look_elsewhere(peer, now)
-            greeting = self._greetings.get(peer.name)
-            if peer.is_ready and _role(peer) != Role.FRONT.value:
-                self.send(peer.name, Heartbeat())
-            elif peer.state is PeerState.GREETING and peer.name in self._dialled:
-                if greeting is None:
-                    self.greet(peer.name, now)
-                elif greeting.ours and greeting.theirs is None:
-                    self.send(peer.name, self._hello(greeting.ours))
-                elif greeting.theirs is not None:
-                    self.send(peer.name, Heartbeat())  # it has attached; our transfer thread may be busy with a fence
-            elif peer.state in (PeerState.LOST, PeerState.UNKNOWN) and peer.name in self._dialled:
-                self.greet(peer.name, now)
-            elif peer.state is PeerState.REFUSED and peer.name in self._dialled:
-                self.send(peer.name, Heartbeat())  # its answer tells when it has been started anew
         return silent
+
+    def _go_on_with_farewell(self, turn: EngineTurn) -> None:
+        if self.farewell.num_beats < _FAREWELLS:
+            self.farewell.count_beat()
+            turn.actions += self.farewells()
+            return
+        for name in self.farewell.take_hang_ups():
+            if name not in self._dialled:
+                turn.do(HangUp(name))
+
+    def _beat_dialled(self, peer: Peer, turn: EngineTurn) -> None:
+        match peer.state:
+            case PeerState.READY if peer.role != Role.FRONT.value:
+                self.send(peer.name, Heartbeat(), turn)
+            case PeerState.GREETING:
+                self._greet_again(peer, turn)
+            case PeerState.LOST | PeerState.UNKNOWN:
+                self.greet(peer.name, turn)
+            case PeerState.REFUSED:
+                self.send(peer.name, Heartbeat(), turn)  # its answer tells when it has been started anew
+
+    def _greet_again(self, peer: Peer, turn: EngineTurn) -> None:
+        greeting = self._greetings.get(peer.name)
+        if greeting is None:
+            self.greet(peer.name, turn)
+        elif greeting.theirs is not None:
+            self.send(peer.name, Heartbeat(), turn)  # it has attached; our transfer thread may be busy with a fence
+        elif greeting.ours:
+            self.send(peer.name, self._hello(greeting.ours), turn)
 
     def is_deserted(self, front: PeerName, now: float) -> bool:
         """Whether a front has been silent for so long that it will not come back for its rooms."""
         return now - self.table.get(front).last_heard >= self.config.options.front_grace_s
 
-    def _look_elsewhere(self, peer: Peer, now: float) -> None:
+    def _look_elsewhere(self, peer: Peer, turn: EngineTurn) -> None:
         """A peer that does not answer where it was looked for may be at another address we heard of."""
         places = self._dialled.get(peer.name)
         if places is None:
             return
         if peer.is_ready:
-            places.since = now
-        elif (address := places.next(now)) is not None:
-            self._out.append(Dial(address))
+            places.since = turn.now
+        elif (address := places.next(turn.now)) is not None:
+            turn.do(Dial(address))
 
     def _forget_strangers(self, now: float) -> None:
         away = (PeerState.UNKNOWN, PeerState.LOST, PeerState.REFUSED)
@@ -434,24 +486,24 @@ class Greeter:
                 self._greetings.pop(peer.name, None)
                 self.refusals.pop(peer.name, None)
 
-    def _end_life(self, peer: Peer) -> None:
+    def _end_life(self, peer: Peer, turn: EngineTurn) -> None:
         """Whatever was agreed with the peer is over: before anything new, nothing old may land or leave."""
-        if peer.boot is not None and _role(peer) != Role.FRONT.value:
-            self._end_endpoint(peer.name)
+        if peer.boot is not None and peer.role != Role.FRONT.value:
+            self._end_endpoint(peer.name, turn)
 
-    def _end_endpoint(self, name: PeerName) -> None:
+    def _end_endpoint(self, name: PeerName, turn: EngineTurn) -> None:
         self._greetings.pop(name, None)
         self._num_fencing += 1
-        self._out.append(FencePeer(name))
+        turn.do(FencePeer(name))
 
-    def fence(self, name: PeerName) -> None:
+    def fence(self, name: PeerName, turn: EngineTurn) -> None:
         """End the peer's endpoint here; a dialled peer gets a new Hello with the next beat."""
-        self._end_life(self.table.get(name))
+        self._end_life(self.table.get(name), turn)
         self.lose(name)
 
-    def died(self, name: PeerName) -> None:
+    def died(self, name: PeerName, turn: EngineTurn) -> None:
         """The peer's process is over: frames it left behind are ignored from now on."""
-        self.fence(name)
+        self.fence(name, turn)
         self.table.bury(self.table.get(name))
 
     def lose(self, name: PeerName) -> None:
@@ -469,7 +521,3 @@ def _same_endpoint(greeting: _Greeting, hello: Hello) -> bool:
 def _digest(ends: Iterable[RankEnd]) -> bytes:
     metadata = (len(end.metadata).to_bytes(4, "little") + end.metadata for end in ends)
     return xxhash.xxh3_64_digest(b"".join(metadata))
-
-
-def _role(peer: Peer) -> str:
-    return peer.hello.role if peer.hello else ""

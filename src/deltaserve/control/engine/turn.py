@@ -1,0 +1,19 @@
+"""One call from the driver while it is dealt with: what it leads to is collected here, and handed back by it."""
+
+from dataclasses import dataclass, field
+
+from deltaserve.control.engine.api import Action
+
+
+@dataclass(slots=True)
+class EngineTurn:
+    """An event, a tick, a step's result or a turn: when it came, and what it leads to."""
+
+    now: float
+    is_draining: bool = False
+    """Nothing new is taken: the worker is to end, or to take up another role."""
+    actions: list[Action] = field(default_factory=list)
+    """To be performed, in order."""
+
+    def do(self, action: Action) -> None:
+        self.actions.append(action)
