@@ -102,7 +102,7 @@ QUICK = (
 
 def is_allowed(row: Row) -> bool:
     """Whether a launch is allowed. Elements of other dtypes are converted in staging memory alone, without it the
-    handshake refuses (control/engine/fitting.py). And only of llama is it known what rounding does to answers: other
+    handshake refuses (control/peer/page_fit.py). And only of llama is it known what rounding does to answers: other
     tiny models choose other experts, or are taken as far away by fp8 on both sides, which is converted nowhere."""
     launch = Launch(*row)  # type: ignore[arg-type]
     return launch.kv_dtype == "float32" or (launch.path in (*STAGED, "auto") and launch.family == "llama")

@@ -318,7 +318,7 @@ def settings_of(settings: Settings, role: Role) -> Settings:
 
 
 def check_pair(settings: Settings, spec: ModelSpec, resolved: Mapping[Role, ResolvedConfig]) -> None:
-    """Check what would be refused at the workers' handshake (control/engine/fitting.py). Raises ConfigError."""
+    """Check what would be refused at the workers' handshake (control/peer/page_fit.py). Raises ConfigError."""
     prefill, decode = resolved[Role.PREFILL], resolved[Role.DECODE]
     ours, theirs = prefill.kv_cache_dtype, decode.kv_cache_dtype
     if ours != theirs and not has_staging(settings):

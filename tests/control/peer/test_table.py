@@ -11,7 +11,6 @@ from deltaserve.control.peer.table import (
     PeerState,
     PeerTable,
     Verdict,
-    unequal_fields,
 )
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import Boot, PeerName
@@ -193,14 +192,3 @@ def test_a_forgotten_peer_is_a_stranger_again() -> None:
     assert list(table) == []
     assert table.get(PEER).state is PeerState.UNKNOWN
     assert table.judge(frame(THEIRS), 2.0) is Verdict.NEW_BOOT
-
-
-def test_differences_name_field_and_both_values() -> None:
-    ours = {"dtype": "bfloat16", "page_size": "64", "rope": "a"}
-    theirs = {"dtype": "float16", "page_size": "64", "tokenizer": "x"}
-    assert unequal_fields(ours, theirs) == [
-        "dtype: ours bfloat16, theirs float16",
-        "rope: ours a, theirs (absent)",
-        "tokenizer: ours (absent), theirs x",
-    ]
-    assert unequal_fields(ours, dict(ours)) == []

@@ -18,10 +18,10 @@ import xxhash
 
 from deltaserve.control.engine.api import InstanceConfig
 from deltaserve.control.engine.checks import Refusal, are_pair, may_say
-from deltaserve.control.engine.fitting import terms_of, unfitting
 from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.peer.handshake import NOT_READY, Handshake, Received, Reception
 from deltaserve.control.peer.link import Dial, HangUp, SendFrame
+from deltaserve.control.peer.page_fit import terms_of, unfitting
 from deltaserve.control.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable
 from deltaserve.control.transfer.commands import (
     AttachEndpoint,
@@ -329,7 +329,7 @@ class PeerLinks:
         return FromPeer(peer, None, is_gone)
 
     def _refuses(self, peer: Peer, hello: Hello, turn: EngineTurn) -> bool:
-        differences = unfitting(self.config, hello)
+        differences = unfitting(self._compat, self.config.cache, self._facts, hello)
         if hello.version != PROTOCOL_VERSION:
             differences.append(f"protocol version: ours {PROTOCOL_VERSION}, theirs {hello.version}")
         reason = FailReason.INCOMPATIBLE if differences else FailReason.NO_PEER

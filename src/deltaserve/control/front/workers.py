@@ -2,7 +2,7 @@
 
 A worker is dialled as soon as it is known where it listens, and sent a Hello until it answers. Its answer is checked
 against those in use, in configuration order: all have equal `compat` maps, and pages can move between each prefill and
-each decode worker (page_moves.py). Who differs is refused, with both values named, until the other or the worker itself
+each decode worker (control/peer/page_fit.py). Who differs is refused, with both values named, until the other or the worker itself
 is gone.
 
 Rooms are taken while there is a pair, and also while the pair is complete with workers that are expected back:
@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from deltaserve.control.front.client import RoleAnswer, RoleRefused
 from deltaserve.control.front.events import FrontConfig, Member
 from deltaserve.control.front.load import LoadReport, Unseen
-from deltaserve.control.front.page_moves import page_differences
 from deltaserve.control.front.wellness import Wellness
 from deltaserve.control.peer.handshake import Handshake, Received, Reception
 from deltaserve.control.peer.link import Dial, HangUp, LinkAction, SendFrame
-from deltaserve.control.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable, unequal_fields
+from deltaserve.control.peer.page_fit import page_differences, unequal_fields
+from deltaserve.control.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable
 from deltaserve.core.ids import PeerName, Role
 from deltaserve.core.keys import seed_check
 from deltaserve.core.wire.messages import (
@@ -407,8 +407,10 @@ class Workers:
         for name, others_hello in others:
             if others_hello is None:
                 continue
-            differences = unequal_fields(_identity(hello), _identity(others_hello), ("here", f"on {name}"))
-            differences += page_differences(hello, others_hello, name)
+            sides = "here", f"on {name}"
+            differences = unequal_fields(_identity(hello), _identity(others_hello), sides)
+            if {hello.role, others_hello.role} == _PAIR:
+                differences += page_differences(hello.facts, others_hello.facts, sides)
             if differences:
                 return f"does not fit {name}: {'; '.join(differences)[:1000]}"
         return None
@@ -492,6 +494,8 @@ _THERE = (PeerState.READY, PeerState.REFUSED)
 
 
 CHANGEABLE = frozenset({Role.PREFILL, Role.DECODE})
+_PAIR = {Role.PREFILL.value, Role.DECODE.value}
+"""Roles between which pages move."""
 
 
 def _may_become(configured: Role, role: str) -> bool:

@@ -220,16 +220,3 @@ class PeerTable:
 def _is_to_anybody(envelope: Envelope) -> bool:
     """A Hello may go to whoever is there. Whatever else names nobody was meant for a life that is over."""
     return envelope.dst_boot is None and isinstance(envelope.body, Hello)
-
-
-def unequal_fields(
-    ours: dict[str, str], theirs: dict[str, str], sides: tuple[str, str] = ("ours", "theirs")
-) -> list[str]:
-    """Differences of two compat maps, each as `field: ours X, theirs Y`; empty when compatible."""
-    fields = sorted(ours.keys() | theirs.keys())
-    absent = "(absent)"
-    return [
-        f"{field}: {sides[0]} {ours.get(field, absent)}, {sides[1]} {theirs.get(field, absent)}"
-        for field in fields
-        if ours.get(field) != theirs.get(field)
-    ]

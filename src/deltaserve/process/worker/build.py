@@ -169,7 +169,7 @@ def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, fingerprint:
 
 def compat_of(spec: WorkerSpec, cache: CacheSpec, fingerprint: str) -> tuple[tuple[str, str], ...]:
     """All that must be equal on both sides before pages may move between them; for the rest see
-    control/engine/fitting.py."""
+    control/peer/page_fit.py."""
     groups = {f"pages.{group.name}": _describe(group) for group in cache.groups if not group.is_for_guesses}
     fields = {
         "fingerprint": fingerprint,

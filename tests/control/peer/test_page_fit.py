@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from deltaserve.control.engine.api import InstanceConfig
-from deltaserve.control.engine.fitting import terms_of, unfitting
 from deltaserve.control.engine.parts import facts_of
+from deltaserve.control.peer.page_fit import terms_of, unequal_fields, unfitting
 from deltaserve.core.ids import Role
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.spec import CacheSpec, PageGroup, PageTerms
@@ -26,7 +26,11 @@ def config(
 
 def problems(ours: InstanceConfig, theirs: InstanceConfig) -> list[str]:
     theirs = replace(theirs, name=DECODE, role=Role.DECODE)
-    return unfitting(ours, Hello(role=theirs.role.value, compat=dict(theirs.compat), facts=facts_of(theirs)))
+    return against(ours, Hello(role=theirs.role.value, compat=dict(theirs.compat), facts=facts_of(theirs)))
+
+
+def against(ours: InstanceConfig, hello: Hello) -> list[str]:
+    return unfitting(dict(ours.compat), ours.cache, facts_of(ours), hello)
 
 
 def test_sizes_and_dtypes_may_differ() -> None:
@@ -57,7 +61,7 @@ def test_windows_keep_page_sizes_equal() -> None:
 @pytest.mark.parametrize("facts", [Facts(page_size=0), Facts(page_size=-4)])
 def test_no_page_size_is_none(facts: Facts) -> None:
     ours = config()
-    (words,) = unfitting(ours, Hello(role="decode", compat=dict(ours.compat), facts=facts))
+    (words,) = against(ours, Hello(role="decode", compat=dict(ours.compat), facts=facts))
     assert f"page size: ours 16, theirs {facts.page_size}" in words
 
 
@@ -72,7 +76,7 @@ def test_pages_move_in_one_way() -> None:
 def test_an_unknown_dtype_is_refused() -> None:
     ours = config()
     facts = Facts(page_size=16, kv_dtypes={ours.cache.groups[0].name: "int3"})
-    (words,) = unfitting(ours, Hello(role="decode", compat=dict(ours.compat), facts=facts))
+    (words,) = against(ours, Hello(role="decode", compat=dict(ours.compat), facts=facts))
     assert "int3" in words
 
 
@@ -91,3 +95,14 @@ def test_a_draft_head_may_be_on_one_side_alone_or_be_another() -> None:
         theirs = one.cache.under(terms_of(one.cache, facts_of(two)))
         assert theirs.groups == ours.cache.groups
     assert drafting.cache.under(terms_of(drafting.cache, facts_of(drafting))) == drafting.cache
+
+
+def test_differences_name_field_and_both_values() -> None:
+    ours = {"dtype": "bfloat16", "page_size": "64", "rope": "a"}
+    theirs = {"dtype": "float16", "page_size": "64", "tokenizer": "x"}
+    assert unequal_fields(ours, theirs) == [
+        "dtype: ours bfloat16, theirs float16",
+        "rope: ours a, theirs (absent)",
+        "tokenizer: ours (absent), theirs x",
+    ]
+    assert unequal_fields(ours, dict(ours)) == []

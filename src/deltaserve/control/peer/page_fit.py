@@ -1,0 +1,78 @@
+"""Whether pages may move between two workers, by what each says of itself. What may differ, and what may not:
+
+ranks                      any two numbers that divide the heads, or are divided by them (core/layout/copy_plan.py)
+page size                  any two, where every page group keeps all tokens: the pages that a window or a state needs
+                           on one side begin inside pages that the other side has given up
+dtype of the KV            any two, where both sides have staging memory: elements are converted in it, no write does
+                           that. A transport whose notifications prove nothing has none (control/transfer/endpoint.py)
+sizes, rows, context       any: a request that is too large for one of them is refused
+weights, their dtype       equal: KV of another model, or computed otherwise, is no KV of this one (`compat`)
+page groups                equal in layers, heads, head size, planes and what they keep (`compat`); but that of a draft
+                           head: where the other side has none of that name, nothing of it moves
+transport, checksums       equal: both sides must mean the same by a write and by an announcement (`compat`)
+
+The two workers judge each other. A front judges them as well: if it took both it would be ready, and fail every request.
+"""
+
+from collections.abc import Mapping
+
+from deltaserve.core.layout.dtype import DType
+from deltaserve.core.layout.spec import CacheSpec, PageTerms
+from deltaserve.core.wire.messages import Facts, Hello
+
+
+def unfitting(compat: Mapping[str, str], cache: CacheSpec, facts: Facts, hello: Hello) -> list[str]:
+    """What keeps pages from moving to or from the peer that says `hello`, both values named; empty when nothing does.
+
+    `compat`, `facts`: as this worker announces them.
+    """
+    differences = unequal_fields(compat, hello.compat)
+    if compat.get("transport") != hello.compat.get("transport"):
+        differences.append("say which on both sides: --disaggregation-transfer-backend nixl")
+    try:
+        terms_of(cache, hello.facts)
+    except ValueError as error:
+        return [*differences, str(error)]
+    return differences + page_differences(facts, hello.facts)
+
+
+def page_differences(ours: Facts, theirs: Facts, sides: tuple[str, str] = ("ours", "theirs")) -> list[str]:
+    """Page sizes and dtypes with which no pages move; `sides` are the words for the two workers."""
+    here, there = sides
+    found = []
+    if ours.page_size != theirs.page_size and (ours.needs_equal_pages or theirs.needs_equal_pages):
+        sizes = f"page size: {here} {ours.page_size}, {there} {theirs.page_size}"
+        found.append(f"{sizes}; may differ only where every layer keeps all tokens")
+    if ours.has_staging and theirs.has_staging:
+        return found
+    who = ", ".join(
+        f"{side} {'has it' if f.has_staging else 'has none'}" for side, f in zip(sides, (ours, theirs), strict=True)
+    )
+    for group in sorted(ours.kv_dtypes.keys() & theirs.kv_dtypes.keys()):
+        dtypes = ours.kv_dtypes[group], theirs.kv_dtypes[group]
+        if dtypes[0] != dtypes[1]:
+            differs = f"KV dtype of {group}: {here} {dtypes[0]}, {there} {dtypes[1]}"
+            found.append(f"{differs}; converted only in staging memory: --staging auto or on, on both sides ({who})")
+    return found
+
+
+def unequal_fields(
+    ours: Mapping[str, str], theirs: Mapping[str, str], sides: tuple[str, str] = ("ours", "theirs")
+) -> list[str]:
+    """Differences of two compat maps, each as `field: ours X, theirs Y`; empty when compatible."""
+    fields = sorted(ours.keys() | theirs.keys())
+    absent = "(absent)"
+    return [
+        f"{field}: {sides[0]} {ours.get(field, absent)}, {sides[1]} {theirs.get(field, absent)}"
+        for field in fields
+        if ours.get(field) != theirs.get(field)
+    ]
+
+
+def terms_of(ours: CacheSpec, facts: Facts) -> PageTerms:
+    """Page size and dtypes of a peer's pages. Raises ValueError for values that no worker can have."""
+    if facts.page_size <= 0:
+        raise ValueError(f"page size: ours {ours.page_size}, theirs {facts.page_size}")
+    dtypes = {group.name: group.dtype.value for group in ours.groups if not group.is_for_guesses} | facts.kv_dtypes
+    theirs = (dtypes.get(group.name) for group in ours.groups)
+    return PageTerms(facts.page_size, tuple(None if dtype is None else DType(dtype) for dtype in theirs))
