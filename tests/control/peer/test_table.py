@@ -167,12 +167,12 @@ def test_connections_that_end_at_once_are_no_sign_of_life() -> None:
 def test_time_in_which_this_process_stood_still_counts_against_nobody() -> None:
     table = table_in(PeerState.READY)
     table.broke(PEER, 1.0)
-    table.excuse(10.0, 11.5)
+    table.discount_pause(10.0, 11.5)
     assert table.silent(12.4) == []
     assert [p.name for p in table.silent(12.5)] == [PEER]
     table.judge(frame(THEIRS), 12.0)
     table.rebooted(table.get(PEER), THEIRS, 12.0)
-    table.excuse(10.0, 13.0)
+    table.discount_pause(10.0, 13.0)
     assert table.lost_at(table.get(PEER)) == 18.0, "nobody was heard of in the future"
 
 

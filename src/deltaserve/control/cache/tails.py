@@ -154,7 +154,7 @@ class TailPool:
 
         Returns how many were put there.
         """
-        twins: list[PageId] = []
+        duplicates: list[PageId] = []
         num_before = self.num_held
         step = node
         while pages:
@@ -168,10 +168,10 @@ class TailPool:
                 self.pool.cache(missing)
                 step.set_pages(self.index, missing + step.pages[self.index])
                 self.num_held += num_missing
-            twins += ours[num_missing:]
+            duplicates += ours[num_missing:]
             self._count(step)
             end = first
-        self.pool.free(twins)
+        self.pool.free(duplicates)
         return self.num_held - num_before
 
     def split(self, upper: Node, lower: Node) -> None:

@@ -35,7 +35,7 @@ class Backlog:
         A running row's next token is no backlog.
         """
         num_requests = num_alone = 0
-        twins: dict[bytes, list[tuple[Request, int]]] = {}
+        by_last: dict[bytes, list[tuple[Request, int]]] = {}
         for request in requests:
             missing = request.missing_len
             if request.row is None:
@@ -45,17 +45,17 @@ class Backlog:
             if request in granted:
                 missing = 0
             if request.keys and may_share(request):
-                twins.setdefault(bytes(request.keys[-KEY_BYTES:]), []).append((request, missing))
+                by_last.setdefault(bytes(request.keys[-KEY_BYTES:]), []).append((request, missing))
             else:
                 num_alone += missing
-        return cls(num_requests, num_alone + _num_shared(twins.values(), page_size))
+        return cls(num_requests, num_alone + _num_shared(by_last.values(), page_size))
 
 
-def _num_shared(twins: Iterable[list[tuple[Request, int]]], page_size: int) -> int:
+def _num_shared(groups: Iterable[list[tuple[Request, int]]], page_size: int) -> int:
     """Tokens that are missing of requests which may share: common full pages once, what follows them for each."""
     num_tokens = 0
     by_first: dict[bytes, list[tuple[bytearray, int]]] = {}
-    for equal in twins:
+    for equal in groups:
         keys = equal[0][0].keys
         num_full = num_keys(keys) * page_size
         there = min(num_full, max(request.num_tokens - missing for request, missing in equal))

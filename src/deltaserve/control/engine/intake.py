@@ -210,7 +210,7 @@ class Intake:
     def fetch(self, request: Request, reserve: Needs, turn: EngineTurn) -> TryOutcome:
         """Grant the whole delta or nothing. The scheduler's queue says whose turn it is."""
         room = self._rooms.of_request(request)
-        if room is None or room.prefill is None or self._waits_for_twin(room, turn.now):
+        if room is None or room.prefill is None or self._waits_for_duplicate(room, turn.now):
             return TryOutcome.HELD_BACK
         boot = self._links.table.get(room.prefill).boot
         if boot is None or not self._links.is_ready(room.prefill):
@@ -293,7 +293,7 @@ class Intake:
         )
         return Grant(room=ticket.room, attempt=ticket.attempt, ticket=ticket.id.seq, coverage=coverage)
 
-    def _waits_for_twin(self, room: DecodeRoom, now: float) -> bool:
+    def _waits_for_duplicate(self, room: DecodeRoom, now: float) -> bool:
         """Whether the room's next page is on its way to another room; for a bounded time."""
         key = self._next_key(room)
         if not key or not self._coming[key]:

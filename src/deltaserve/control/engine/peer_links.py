@@ -412,7 +412,7 @@ class PeerLinks:
     def beat(self, turn: EngineTurn) -> list[Peer]:
         """Repeat unanswered Hellos, send heartbeats to data peers; returns data peers that fell silent."""
         if self._next_beat is not None:
-            self.table.excuse(max(0.0, turn.now - self._next_beat), turn.now)
+            self.table.discount_pause(max(0.0, turn.now - self._next_beat), turn.now)
         self._next_beat = turn.now + self.config.options.heartbeat_s
         silent = self._silent(turn.now)
         self._forget_strangers(turn.now)

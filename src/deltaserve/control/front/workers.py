@@ -2,8 +2,8 @@
 
 A worker is dialled as soon as it is known where it listens, and sent a Hello until it answers. Its answer is checked
 against those in use, in configuration order: all have equal `compat` maps, and pages can move between each prefill and
-each decode worker (control/peer/page_fit.py). Who differs is refused, with both values named, until the other or the worker itself
-is gone.
+each decode worker (control/peer/page_fit.py). Who differs is refused, with both values named, until the other or the
+worker itself is gone.
 
 Rooms are taken while there is a pair, and also while the pair is complete with workers that are expected back:
 
@@ -449,7 +449,7 @@ class Workers:
 
     def beat(self, now: float) -> list[Worker]:
         """When due: heartbeats to those who are there, Hellos to those who are not. Returns who fell silent."""
-        self.table.excuse(max(0.0, now - self._next_beat), now)
+        self.table.discount_pause(max(0.0, now - self._next_beat), now)
         silent = [w for w in self._workers.values() if self._is_silent(w, now)]
         if now >= self._next_beat:
             self._next_beat = now + self._config.heartbeat_s

@@ -11,7 +11,7 @@ page groups                equal in layers, heads, head size, planes and what th
                            head: where the other side has none of that name, nothing of it moves
 transport, checksums       equal: both sides must mean the same by a write and by an announcement (`compat`)
 
-The two workers judge each other. A front judges them as well: if it took both it would be ready, and fail every request.
+The two workers judge each other. A front judges them as well: if it took both it would be ready and fail every request.
 """
 
 from collections.abc import Mapping
@@ -45,9 +45,8 @@ def page_differences(ours: Facts, theirs: Facts, sides: tuple[str, str] = ("ours
         found.append(f"{sizes}; may differ only where every layer keeps all tokens")
     if ours.has_staging and theirs.has_staging:
         return found
-    who = ", ".join(
-        f"{side} {'has it' if f.has_staging else 'has none'}" for side, f in zip(sides, (ours, theirs), strict=True)
-    )
+    staging = zip(sides, (ours.has_staging, theirs.has_staging), strict=True)
+    who = ", ".join(f"{side} {'has it' if has_it else 'has none'}" for side, has_it in staging)
     for group in sorted(ours.kv_dtypes.keys() & theirs.kv_dtypes.keys()):
         dtypes = ours.kv_dtypes[group], theirs.kv_dtypes[group]
         if dtypes[0] != dtypes[1]:

@@ -190,7 +190,7 @@ class PeerTable:
         if known is not None and known.broken_since is None:
             known.broken_since = now
 
-    def excuse(self, pause_s: float, now: float) -> None:
+    def discount_pause(self, pause_s: float, now: float) -> None:
         """Do not count a pause of this process as silence: it heard of nobody meanwhile, and cannot say that nobody
         spoke."""
         for peer in self._peers.values():

@@ -106,7 +106,7 @@ class Running:
         self._drop_row(request)
         self._budget.reclaim(request)
 
-    def bequeath(self, request: Request) -> None:
+    def give_back_behind_step(self, request: Request) -> None:
         """The end of one that a step has gone on with meanwhile: what it had computed stays in the tree, its states,
         which have taken in more than that, do not."""
         if self._has_news(request):

@@ -30,7 +30,7 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """The end: what was computed stays in the tree, everything else is given back."""
-        leave = self.running.bequeath
+        leave = self.running.give_back_behind_step
         if not self.steps.is_in_flight(request):
             self.running.leave_computed(request)
             leave = self.running.give_back

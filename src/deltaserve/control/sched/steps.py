@@ -201,10 +201,10 @@ class Steps:
         rows: Iterable[Request] = self._running
         if not self._running.needs.more_pools:  # the first pool's pages are there for all tokens that were known
             rows = [r for r in rows if r.num_computed >= r.num_pages * page_size]
-        hungry = {r: needs for r in rows if any(needs := lacking(r))}
-        if hungry:
-            self._budget.make_room(self._running.needs.total(hungry.values()))
-        for request, needs in hungry.items():
+        lacking_rows = {r: needs for r in rows if any(needs := lacking(r))}
+        if lacking_rows:
+            self._budget.make_room(self._running.needs.total(lacking_rows.values()))
+        for request, needs in lacking_rows.items():
             while request in self._running and request not in self._stalled:
                 grown = self._budget.allocate(needs)
                 if grown is None:

@@ -15,13 +15,13 @@ from typing import Protocol
 
 from deltaserve.control.cache.prefix_cache import Match, PrefixCache
 from deltaserve.control.sched.budget import Budget
+from deltaserve.control.sched.duplicates import Duplicates, Frontier
 from deltaserve.control.sched.holders import Holders
 from deltaserve.control.sched.needs import Needs
 from deltaserve.control.sched.policy import POLICIES
 from deltaserve.control.sched.queue import FairQueue, TryOutcome
 from deltaserve.control.sched.request import Origin, Request
 from deltaserve.control.sched.running import Running
-from deltaserve.control.sched.twins import Frontier, Twins
 
 HORIZON_STEPS = 2
 """Steps' worth of tokens that are admitted ahead of being computed."""
@@ -130,7 +130,7 @@ class Waiting:
         self.holders = Holders(self.queue.__contains__, budget.reclaim)
         self._landed: dict[Request, None] = {}
         self._entering: dict[Request, None] = {}
-        self._twins = Twins(running.config.page_size, running.feeds_tree, running.checkpoints)
+        self._duplicates = Duplicates(running.config.page_size, running.feeds_tree, running.checkpoints)
         self.num_blocked = 0
         """How often a waiting request was refused memory."""
         self._blocked_need = 0
@@ -150,7 +150,7 @@ class Waiting:
         """Queue a request: by arrival, or first if it is urgent."""
         self.queue.push(request)
         if request.origin is Origin.COMPUTED and self._running.shares_prompt(request):
-            self._twins.add(request)
+            self._duplicates.add(request)
         if request in self.holders:
             self.holders.add(request)  # its place has changed
 
@@ -177,7 +177,7 @@ class Waiting:
         self._landed.pop(request, None)
         self._entering.pop(request, None)
         self.holders.discard(request)
-        self._twins.forget(request)
+        self._duplicates.forget(request)
 
     # ------------------------------------------------------------ admission
 
@@ -228,7 +228,7 @@ class Waiting:
             has_long=any(tokens > step_len for tokens in missing),
             reserve=running.needs.total(map(running.reserve_of, (*running, *self._entering))),
             num_rows=running.num_open_rows(len(self._entering)),
-            frontier=self._twins.frontier(running),
+            frontier=self._duplicates.frontier(running),
         )
 
     def _try(self, request: Request, booking: _Booking) -> TryOutcome:
@@ -243,7 +243,7 @@ class Waiting:
         if verdict is TryOutcome.TAKEN:
             booking.num_rows -= 1
             booking.reserve = self._running.needs.total((booking.reserve, self._running.reserve_of(request)))
-            self._twins.note(request, booking.frontier)
+            self._duplicates.note(request, booking.frontier)
         elif verdict is TryOutcome.NO_ROOM:
             self._count_blocked(request)
         return verdict
@@ -257,14 +257,14 @@ class Waiting:
     def _try_computed(self, request: Request, booking: _Booking) -> TryOutcome:
         step_len = self._running.config.step_len
         waits_for_long = booking.has_long and request.num_tokens - request.matched_len > step_len
-        may_start = not booking.is_late and not waits_for_long and not self._twins.holds_back(request)
+        may_start = not booking.is_late and not waits_for_long and not self._duplicates.holds_back(request)
         if not may_start:
             return TryOutcome.HELD_BACK
         matches = self._running.shares_prompt(request)
         limit = request.num_tokens - 1 if matches else 0
         match = self._cache.match(request.namespace, request.tokens, request.keys, limit)
         request.matched_len = match.num_tokens
-        if matches and self._twins.is_to_wait(request, match, booking.frontier):
+        if matches and self._duplicates.is_to_wait(request, match, booking.frontier):
             return TryOutcome.HELD_BACK
         missing = request.num_tokens - match.num_tokens
         if booking.has_long and missing > step_len:
@@ -292,8 +292,8 @@ class Waiting:
         request.begin_at(lease.num_tokens)
         request.own(owned, (lease.num_pages,) * len(owned))
         self._running.note_fork(request, match)
-        self._twins.forget(request)
-        self._twins.foresee(request)
+        self._duplicates.forget(request)
+        self._duplicates.foresee(request)
         self._running.enter(request)
         return True
 

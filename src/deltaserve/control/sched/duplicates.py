@@ -24,7 +24,7 @@ _FORESEEN = 16
 """A request that starts is compared with so many of those that wait and begin with the same page."""
 
 
-class Twins:
+class Duplicates:
     """Waiting requests held back, and what for."""
 
     def __init__(
@@ -77,22 +77,22 @@ class Twins:
         return wait is not None
 
     def _for_pages(self, request: Request, match: Match, frontier: Frontier) -> tuple[Request, int] | None:
-        twins = frontier.get(self._key_after(request, match.num_tokens))
-        return (twins[-1], common_keys(request.keys, twins[-1].keys)) if twins else None
+        others = frontier.get(self._key_after(request, match.num_tokens))
+        return (others[-1], common_keys(request.keys, others[-1].keys)) if others else None
 
     def _for_checkpoint(
         self, request: Request, match: Match, frontier: Frontier, checkpoints: Checkpoints
     ) -> tuple[Request, int] | None:
         """The request in flight with most in common up to a checkpoint that it can still leave, and is now to leave."""
-        furthest, twin = match.num_tokens, None
+        furthest, best = match.num_tokens, None
         for other in frontier.get(self._key_after(request, 0), ()):
             point = self._parting(other, request, checkpoints)
             if point > furthest and other.num_planned <= point and other.num_computed < point:
-                furthest, twin = point, other
-        if twin is None:
+                furthest, best = point, other
+        if best is None:
             return None
-        twin.forks.add(furthest)
-        return twin, furthest // self._page_size
+        best.forks.add(furthest)
+        return best, furthest // self._page_size
 
     def _parting(self, ahead: Request, behind: Request, checkpoints: Checkpoints) -> int:
         """The last checkpoint that `ahead` can leave and `behind` go on from."""
@@ -109,8 +109,8 @@ class Twins:
         wait = self._waits.get(request)
         if wait is None:
             return False
-        twin, num_pages = wait
-        if self._is_computing(twin) and twin.lease is not None and twin.lease.num_pages < num_pages:
+        other, num_pages = wait
+        if self._is_computing(other) and other.lease is not None and other.lease.num_pages < num_pages:
             return True
         del self._waits[request]
         return False
