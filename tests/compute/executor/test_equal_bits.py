@@ -160,3 +160,18 @@ def test_chunks_change_no_bit_where_it_follows_from_positions(tiny_models: Path,
     assert_equal(alone(driver, cold(driver)), want)
     driver = native_driver(folder, dtype, of_position)
     assert_equal(in_company(driver, cached(driver), same_order), want[CUT:])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_company_changes_no_bit_of_what_follows_a_short_prompt(tiny_models: Path, family: str, backend: str) -> None:
+    """The last layer computed all tokens of a prompt alone, and only the last ones of two together."""
+    driver = BACKENDS[backend](tiny_models / family, DType.FLOAT32, Rounding.OF_QUERY)
+    prompts = [random_tokens(length, length) for length in (56, 63, 130)]
+    for row, prompt in enumerate([prompts[0], *prompts]):
+        driver.open(row, prompt, capacity=144)
+    chunks = [extend(row, prompt, 0, len(prompt)) for row, prompt in enumerate([prompts[0], *prompts])]
+    mine, *others = [replace(chunk, wants_prompt_logprobs=False) for chunk in chunks]
+    (alone_told,) = driver.step([mine]).items
+    told = driver.step(others).items[0]
+    assert_equal(drawn_distribution(told)[None], drawn_distribution(alone_told)[None])

@@ -13,7 +13,8 @@ from deltaserve.core.ids import RowId
 
 _UINT32_LE = np.dtype("<u4")
 _WORTH_SKIPPING = 64
-"""Tokens of which nothing is read; with fewer, a second plan of the attention costs more than their last layer."""
+"""Tokens of an item of which nothing is read; with fewer, a second plan of the attention costs more than their last
+layer. The item alone decides: attention of its last token by itself has other last bits than among all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class UnreadTokens:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The tokens whose hidden states are read: a prompt's last one, or all of it for its log-probabilities; the last
-    token of a row and the guesses behind it."""
+    """The tokens whose hidden states are computed to the end: a long prompt's last one, or all of it for its
+    log-probabilities; the last token of a row and the guesses behind it."""
 
     batch: Batch
     """Batch of their attention."""
@@ -69,9 +70,9 @@ def step_inputs(plan: StepPlan, rows: Mapping[RowId, Row]) -> StepInputs:
 
 
 def _wanted(items: Sequence[PlanItem], batch: Batch) -> Wanted:
-    lens = [item.q_len if item.wants_prompt_logprobs else num_draws(item) for item in items]
+    lens = [_num_computed(item) for item in items]
     ends = np.cumsum([item.q_len for item in items])
-    if batch.num_tokens - sum(lens) < _WORTH_SKIPPING:
+    if sum(lens) == batch.num_tokens:
         return Wanted(batch, np.arange(batch.num_tokens), tuple(ends.tolist()))
     tokens = np.concatenate([np.arange(end - length, end) for end, length in zip(ends, lens, strict=True)])
     read = [index for index, length in enumerate(lens) if length]
@@ -82,6 +83,12 @@ def _wanted(items: Sequence[PlanItem], batch: Batch) -> Wanted:
         for run in batch.shared
     )
     return Wanted(Batch(queries, batch.split_tokens, shared), tokens, tuple(np.cumsum(lens).tolist()))
+
+
+def _num_computed(item: PlanItem) -> int:
+    """Last tokens of an item that the last layer computes."""
+    length = item.q_len if item.wants_prompt_logprobs else num_draws(item)
+    return length if item.q_len - length >= _WORTH_SKIPPING else item.q_len
 
 
 def num_draws(item: PlanItem) -> int:
