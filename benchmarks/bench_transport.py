@@ -27,10 +27,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from deltaserve.control.transfer.plane_turns import PollPace
 from deltaserve.core.extents import Copy, Region, Span
 from deltaserve.core.ids import Boot, PeerName, RegionId
 from deltaserve.core.transport import RemoteRank, RemoteRegion, Transport, WriteState
-from deltaserve.process.worker.transfer_thread import PollPace
 from deltaserve.transports.local.memory import sealed_file
 from deltaserve.transports.local.transport import LocalTransport
 from deltaserve.transports.nixl.options import NixlOptions, environment

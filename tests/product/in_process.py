@@ -38,7 +38,7 @@ from deltaserve.sim.cluster import Shape, front_config, member_of, room_of, url_
 from deltaserve.sim.expert_rounds import Plans, SimExpertGroup
 from deltaserve.sim.loopback import Fabric, Fate, Part
 from deltaserve.sim.process import Answer, PlaneSizes, SimFront, SimWorker
-from deltaserve.sim.sim_rank import RankPace, SimRank
+from deltaserve.sim.sim_rank import RankPace, SimRankParts
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
 from deltaserve.sim.world import World
 from tests.compute.executor.world import TOLERANCE, reference_logprobs
@@ -111,9 +111,9 @@ class TorchWorker(SimWorker):
         self.computing = TorchRanks(executors)
         self.executor = self.computing  # type: ignore[assignment]
         shards = [Shard(rank, config.tp_size) for rank in range(config.tp_size)]
-        self.ranks = [self._torch_rank(shard, executors[shard.rank], staging) for shard in shards]
+        self.join([self._torch_parts(shard, executors[shard.rank], staging) for shard in shards])
 
-    def _torch_rank(self, shard: Shard, executor: TorchExecutor, mode: StagingMode | None) -> SimRank:
+    def _torch_parts(self, shard: Shard, executor: TorchExecutor, mode: StagingMode | None) -> SimRankParts:
         config, arenas = self.config, executor.memory.kv.arenas
         buffer = torch.zeros(_STAGING_BYTES, dtype=torch.uint8)
         regions = [*executor.memory.regions(), (STAGING, Region(_STAGING_REGION, 0, _STAGING_BYTES, "cpu"))]
@@ -131,7 +131,7 @@ class TorchWorker(SimWorker):
             staging = Staging(StagingConfig(_STAGING_REGION, _STAGING_BYTES, mode), StagingArena(buffer, groups))
         endpoint_config = EndpointConfig(config.cache, tuple(infos), shard, checksums=True, stall_s=60.0)
         endpoint = TaggedEndpoint(endpoint_config, transport, executor.memory, staging)
-        return SimRank(self, shard.rank, endpoint, transport, None, RankPace(0.001 * shard.rank, 0.0))
+        return SimRankParts(endpoint, transport, None, RankPace(0.001 * shard.rank, 0.0))
 
     def count(self, name: str) -> int:
         """A counter of the endpoints, summed over all ranks."""

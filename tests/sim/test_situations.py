@@ -104,6 +104,31 @@ def test_several_events_make_one_turn() -> None:
     assert report.breach is None
     assert report.num_answered == report.num_requests
     assert Situation.SEVERAL_EVENTS in report.situations
+    assert max(report.turns) > 2
+
+
+@pytest.mark.parametrize(
+    ("num_events", "size"),
+    [(0, "none"), (1, "1"), (2, "2"), (3, "3-5"), (5, "3-5"), (6, "more"), (900, "more")],
+)
+def test_the_summary_tells_how_many_events_turns_had(num_events: int, size: str) -> None:
+    summary, report = Summary(), Report(1)
+    report.turns[num_events] = 7
+    for _ in range(2):
+        summary.add(report)
+    (line,) = (line for line in summary.lines() if line.startswith("turns of workers by events:"))
+    assert [part.split()[-2:] for part in line.split(",") if not part.endswith(" 0")] == [[f"{size}:", "14"]]
+
+
+def test_plans_are_made_at_once_or_late_behind_a_step_that_is_long_enough() -> None:
+    late = [knobs for knobs in DRAWN if knobs.plans_late]
+    assert 0.1 * len(DRAWN) < len(late) < 0.5 * len(DRAWN)
+    assert all(knobs.step_s >= 0.003 and knobs.sick is None for knobs in late)
+    ahead = replace(KNOBS, shape=replace(KNOBS.shape, steps_ahead=1), step_s=0.01)
+    for plans_late in (True, False):
+        report = simulate(5, replace(ahead, plans_late=plans_late))
+        assert report.breach is None
+        assert Situation.STEP_AHEAD in report.situations
 
 
 def test_work_is_bounded_by_requests_time_and_ranks() -> None:

@@ -30,6 +30,8 @@ _SPECULATES = 0.25
 """Share of runs in which guesses at the next tokens, right ones and wrong ones, are verified."""
 _OVERLAPS = 0.4
 """Share of runs in which steps are planned while others compute."""
+_PLANS_LATE = 0.3
+"""Share of runs in which the step behind one that computes is planned shortly before its end, as on the host."""
 _PACED = 0.1
 """Share of runs in which rows and prompts are taken in as a target for the length of a step allows."""
 _EXPERT_GROUPS = 0.05
@@ -139,6 +141,8 @@ class Knobs:
     """Connections of one life of a process may be slower than those of another by so much."""
     turn_s: float = 0.0
     """How long workers collect what arrives before they deal with it."""
+    plans_late: bool = False
+    """Whether the step behind one that computes is planned shortly before its end; else at once."""
     slow_writes: bool = False
     """Writes take most of a second and nothing fails, so nobody may be fenced."""
     poisons: bool = True
@@ -150,6 +154,10 @@ def draw_knobs(seed: int) -> Knobs:
     knobs, chance = _draw(seed), Chance(seed, "drafts")
     if Chance(seed, "overlap").hits(_OVERLAPS):
         knobs = replace(knobs, shape=replace(knobs.shape, steps_ahead=1))
+    moments = Chance(seed, "moments of plans")
+    if knobs.sick is None and moments.hits(_PLANS_LATE):
+        # Behind shorter steps than that nothing is planned: see StepPace.
+        knobs = replace(knobs, plans_late=True, step_s=max(knobs.step_s, moments.log_uniform(0.003, 0.02)))
     pace = Chance(seed, "pace")
     if pace.hits(_PACED):
         knobs = replace(knobs, shape=replace(knobs.shape, itl_target_s=pace.choose((0.0005, 0.002, 0.004))))

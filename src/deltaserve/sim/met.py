@@ -24,7 +24,7 @@ def met_by_worker(worker: SimWorker) -> Sightings:
     met.note(Situation.READ_NOT_FINITE, bool(worker.executor.not_finite))
     for rank in worker.ranks:
         met |= rank.endpoint.met
-        met.note(Situation.SLOW_FENCE, rank.has_waited_for_fence)
+        met.note(Situation.SLOW_FENCE, rank.plane.has_waited)
         if rank.wire is not None and rank.wire.struck is not None:
             met.add(_DAMAGES[rank.wire.struck])
     return met

@@ -1,12 +1,15 @@
 """The processes of a simulated cluster: a worker (control plane, executor, transfer thread) and the front."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from deltaserve.control.engine.api import DrainRequested, Event, InstanceConfig
+from deltaserve.control.engine.api import DrainRequested, InstanceConfig
 from deltaserve.control.engine.core import EngineCore
+from deltaserve.control.engine.driver import ComputeStep, Driver, Heard, Rest, RoleTaken, WorkerAction
+from deltaserve.control.engine.step_pace import EagerPace, StepPace
 from deltaserve.control.front.client import Generation, OutputDelta, RoleAnswer, RoleRefused
 from deltaserve.control.front.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, WorkerUp
 from deltaserve.control.front.front_core import FrontCore
@@ -14,29 +17,21 @@ from deltaserve.control.peer.link import Dial, FrameIn, HangUp, LinkEvent, SendF
 from deltaserve.control.peer.table import PeerTable
 from deltaserve.control.sched.plan import StepPlan
 from deltaserve.control.sched.rounds import MemberRounds
-from deltaserve.control.transfer.commands import (
-    FencePeer,
-    GateDrained,
-    PagesVerified,
-    TicketId,
-    TransferCommand,
-    TransferReport,
-)
+from deltaserve.control.transfer.commands import FencePeer, PagesVerified, TransferReport
 from deltaserve.control.transfer.endpoint import WRONG_CONTENTS, EndpointConfig
-from deltaserve.control.transfer.ranks import RankGroup
 from deltaserve.control.transfer.staging import Staging, StagingConfig
 from deltaserve.core.errors import FailReason, IntegrityError, RequestFailed
 from deltaserve.core.ids import Boot, Namespace, PeerName, Role, Room, RowId
 from deltaserve.core.layout.shard import Shard
 from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.core.transport import FenceResult
-from deltaserve.core.wire.messages import Cancel, Drain, Envelope, Finished, Hello, Offer, Submit
+from deltaserve.core.wire.messages import Cancel, Envelope, Finished, Hello, Offer, Submit
 from deltaserve.sim.attempts import Attempts
 from deltaserve.sim.expert_rounds import SimExpertGroup
 from deltaserve.sim.loopback import Fabric
 from deltaserve.sim.oracle import OracleExecutor
 from deltaserve.sim.rank_memory import region_infos, stamp_memory
-from deltaserve.sim.sim_rank import RankPace, SimRank
+from deltaserve.sim.sim_rank import RankPace, SimRank, SimRankParts, join_ranks
 from deltaserve.sim.situations import Sightings, Situation
 from deltaserve.sim.staged_stamps import StampStaging
 from deltaserve.sim.trace import Trace
@@ -53,6 +48,8 @@ class Surroundings(Protocol):
     fabric: Fabric
     trace: Trace
     seen: Sightings
+    turns: Counter[int]
+    """Events that a turn of a worker dealt with |-> such turns."""
 
     def at(self, when: float, call: Callable[[], None]) -> None: ...
 
@@ -91,6 +88,8 @@ class Pace:
     """Further delay of those ranks, each way."""
     turn_s: float = 0.0
     """How long a worker collects what arrives before it deals with it."""
+    plans_late: bool = False
+    """Whether the step behind one that computes is planned shortly before its end; else at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +195,19 @@ class SimProcess(ABC):
         """The process's own timer is due."""
 
 
+class CheckedDriver(Driver[EngineCore]):
+    """Looks at what each frame leads to."""
+
+    def _hear(self, one: Heard, now: float) -> None:
+        config, links = self.engine.config, self.engine.links
+        num_stale, heard = links.stale_frames, _heard_of(one, links.table)
+        super()._hear(one, now)
+        _check_addressee(one, config.boot, links.stale_frames - num_stale)
+        _check_sender(heard, links.table, now - config.options.peer_suspect_s)
+
+
 class SimWorker(SimProcess):
-    """A worker process: an instance, its executor, its transfer thread."""
+    """A worker process: the driver of its engines, its executor, its transfer threads."""
 
     def __init__(
         self,
@@ -213,13 +223,17 @@ class SimWorker(SimProcess):
         self.config = config
         self.url = url
         self.executor = OracleExecutor(config.cache, self.memory, config.vocab_size)
-        self.ranks = [self._rank(shard, fence_result, plane) for shard in _shards(config.tp_size)]
-        self._group = RankGroup(config.tp_size) if config.tp_size > 1 else None
-        self.instance = EngineCore(config)
+        self.join([self._rank_parts(shard, fence_result, plane) for shard in _shards(config.tp_size)])
+        step_pace = StepPace() if self.pace.plans_late else EagerPace()
+        self.driver = CheckedDriver(EngineCore(config), Boot(config.boot), step_pace, lambda boot: Boot(boot + 1))
         self.former: list[EngineCore] = []
         """Engines of this process before it changed its role."""
+        self._heard: list[Heard] = []
+        """What the next turn deals with."""
+        self._turned_at = 0.0
+        self._is_going_on = False
         self._attempts = Attempts()
-        self._submitted: list[tuple[StepPlan, dict[RowId, Namespace]]] = []
+        self._submitted: deque[tuple[StepPlan, dict[RowId, Namespace]]] = deque()
         """Plans whose steps are not over, and whose rows they open."""
         self.rounds = MemberRounds()
         self.expert_group: SimExpertGroup | None = None
@@ -229,12 +243,19 @@ class SimWorker(SimProcess):
         """Tickets whose pages it judged wrong."""
         self.num_fences = 0
         """Endpoints that it has ended with tickets on them."""
-        self._dirty: set[TicketId] = set()
-        """Tickets of which a rank last told that it is dirty."""
-        self._is_turn_due = False
-        self.later(0.0, self._tick)
+        self.later(0.0, self._take_turn)
 
-    def _rank(self, shard: Shard, fence_result: FenceResult, plane: PlaneSizes) -> SimRank:
+    def join(self, parts: Sequence[SimRankParts]) -> None:
+        """These are its ranks."""
+        self._first, others = join_ranks(self, parts, self.world.seen)
+        self.ranks: list[SimRank] = [self._first, *others]
+
+    @property
+    def instance(self) -> EngineCore:
+        """The engine that is driven now."""
+        return self.driver.engine
+
+    def _rank_parts(self, shard: Shard, fence_result: FenceResult, plane: PlaneSizes) -> SimRankParts:
         config, memory = self.config, self.memory.ranks[shard.rank]
         staged = None
         if plane.staging is not None:
@@ -253,10 +274,10 @@ class SimWorker(SimProcess):
         )
         staging = Staging(plane.staging, staged) if plane.staging is not None and staged is not None else None
         endpoint = TaggedEndpoint(endpoint_config, transport, memory, staging)
-        lag_s = self.pace.lag_s + shard.rank * self.pace.rank_lag_s
+        lag_s = shard.rank * self.pace.rank_lag_s if shard.rank else self.pace.lag_s
         if config.role is Role.PREFILL and shard.rank in self.pace.idle_ranks:
             lag_s += self.pace.idle_rank_lag_s
-        return SimRank(self, shard.rank, endpoint, transport, staged, RankPace(lag_s, self.pace.fence_s))
+        return SimRankParts(endpoint, transport, staged, RankPace(lag_s, self.pace.fence_s))
 
     @property
     def endpoint(self) -> TaggedEndpoint:
@@ -279,30 +300,31 @@ class SimWorker(SimProcess):
     def num_unanswered(self) -> int:
         """What some rank has to answer for. Where nothing can be fenced, what waits for it stays."""
         can_fence = self.transport.fence_result is FenceResult.CLOSED
-        return self._group.num_pending if self._group is not None and can_fence else 0
+        return self._first.num_pending if can_fence else 0
 
-    def handle(self, event: Event) -> None:
-        if self.is_alive:
-            boot, links = self.instance.config.boot, self.instance.links
-            num_stale, heard = links.stale_frames, _heard_of(event, links.table)
-            self.instance.handle(event, self.now)
-            _check_addressee(event, boot, links.stale_frames - num_stale)
-            _check_sender(heard, links.table, self.now - self.config.options.peer_suspect_s)
-            self._take_turn_soon()
+    def handle(self, event: Heard) -> None:
+        self._hear([event])
 
-    def _take_turn_soon(self) -> None:
+    def hear(self, reports: Sequence[TransferReport]) -> None:
+        for report in reports:
+            self.world.trace.note(self.world.now, self.name, "hears", type(report).__name__)
+            self.num_refuted += isinstance(report, PagesVerified) and self._is_refuted(report)
+        self._hear(reports)
+
+    def _hear(self, events: Sequence[Heard]) -> None:
         """One turn deals with all that arrives within `turn_s`, as in a worker that was busy."""
+        if not self.is_alive:
+            return
+        is_first = not self._heard
+        self._heard += events
         if not self.pace.turn_s:
             self._take_turn()
-        elif self._is_turn_due:
-            self.world.seen.note(Situation.SEVERAL_EVENTS)
-        else:
-            self._is_turn_due = True
+        elif is_first:
             self.later(self.pace.turn_s, self._take_due_turn)
 
     def _take_due_turn(self) -> None:
-        self._is_turn_due = False
-        self._take_turn()
+        if self._heard:
+            self._take_turn()
 
     def stop(self, seconds: float) -> None:
         super().stop(seconds)
@@ -310,9 +332,13 @@ class SimWorker(SimProcess):
             rank.transport.stopped_until = self.world.now + seconds
 
     def go_on(self) -> None:
+        """One turn deals with all that has come meanwhile."""
         for rank in self.ranks:
             rank.transport.go_on(self.world.now)
+        self._is_going_on = True
         super().go_on()
+        self._is_going_on = False
+        self._take_turn()
         if self.expert_group is not None:
             self.expert_group.look()
 
@@ -320,54 +346,50 @@ class SimWorker(SimProcess):
         self.handle(DrainRequested())
 
     def _take_turn(self) -> None:
-        for action in self.instance.turn(self.now):
-            match action:
-                case SendFrame():
-                    if isinstance(action.envelope.body, Offer):
-                        self._attempts.offered(action.envelope.body, action.peer)
-                    self.world.send(self.name, action.peer, action.envelope)
-                case Dial() | HangUp():
-                    self._connect(action)
-                case command:
-                    if isinstance(command, FencePeer):
-                        self.num_fences += bool(self.instance.serving.receiver.of_peer(command.peer))
-                    self._submit(command)
-        for rank in self.ranks:
-            rank.wake()
-        self.world.seen.note(Situation.STALLED, self.instance.parts.scheduler.waiting.queue.is_stalled)
-        if self.instance.may_hand_over():
-            self._hand_over()
+        if self._is_going_on or not self.is_alive:
             return
-        self._plan()
-        timer = self.instance.next_timer()
-        if timer is not None:
-            self._tick_at(timer)
+        heard, self._heard = self._heard, []
+        self._note_turn(len(heard))
+        engine, self._turned_at = self.instance, self.now
+        actions = self.driver.turn(heard, self.now)
+        if self.instance is not engine:
+            self.former.append(engine)
+        for action in actions:
+            self._perform(action)
+        self.world.seen.note(Situation.STALLED, self.instance.parts.scheduler.waiting.queue.is_stalled)
+        self._tick_when_due()
         self.world.touched(self)
 
-    def _submit(self, command: TransferCommand) -> None:
-        of_ranks = [command] if self._group is None else self._group.fan_out(command)
-        for rank, of_rank in zip(self.ranks, of_ranks, strict=True):
-            if of_rank is not None:
-                rank.submit(of_rank)
+    def _note_turn(self, num_events: int) -> None:
+        self.world.turns[num_events] += 1
+        self.world.seen.note(Situation.SEVERAL_EVENTS, num_events > 1)
 
-    def _hand_over(self) -> None:
-        """An engine of another role goes on, over the same memory, executor and transport."""
-        self.former.append(self.instance)
-        self.instance = self.instance.successor(Boot(self.config.boot + len(self.former)))
-        self._attempts = Attempts()
-        self.world.trace.note(self.world.now, self.name, "becomes", self.instance.config.role.value)
-        self.world.seen.note(Situation.ROLE_CHANGED)
-        self._take_turn()
+    def _perform(self, action: WorkerAction) -> None:
+        match action:
+            case SendFrame():
+                if isinstance(action.envelope.body, Offer):
+                    self._attempts.offered(action.envelope.body, action.peer)
+                self.world.send(self.name, action.peer, action.envelope)
+            case Dial() | HangUp():
+                self._connect(action)
+            case ComputeStep(plan):
+                self._submit(plan)
+            case Rest():
+                self.rounds.rest()
+                if self.expert_group is not None:
+                    self.expert_group.look()
+            case RoleTaken():
+                self._attempts = Attempts()
+                self.world.trace.note(self.world.now, self.name, "becomes", action.role.value)
+                self.world.seen.note(Situation.ROLE_CHANGED)
+            case order:
+                if isinstance(order, FencePeer):
+                    self.num_fences += bool(self.instance.serving.receiver.of_peer(order.peer))
+                self._first.submit(order)
 
     # ------------------------------------------------------------ step thread
 
-    def _plan(self) -> None:
-        plan = self.instance.plan(self.now)
-        if plan is None:
-            if self.expert_group is not None and not self._submitted:
-                self.rounds.rest()
-                self.expert_group.look()
-            return
+    def _submit(self, plan: StepPlan) -> None:
         opened = {o.row for o in plan.opens}
         running = self.instance.parts.scheduler.running
         namespaces = {r.row: r.namespace for r in running if r.row in opened and r.row is not None}
@@ -381,8 +403,6 @@ class SimWorker(SimProcess):
         plan, namespaces = self._submitted[0]
         self.executor.namespaces |= namespaces
         self.executor.launch(plan)
-        if self.config.options.steps_ahead:
-            self.later(self.step_s / 2, self._plan)
         # As control/sched/executor.py says: not before the pages that it wrote may be read.
         if self.expert_group is None:
             self.later(self.step_s, lambda: self._finish_step(plan))
@@ -410,11 +430,12 @@ class SimWorker(SimProcess):
         result = self.executor.execute(plan)
         if self.config.options.itl_target_s is not None:
             result = replace(result, seconds=plan.num_tokens / 1000)
-        self._submitted.pop(0)
+        elif self.pace.plans_late:
+            result = replace(result, seconds=self.step_s)
+        self._submitted.popleft()
         if self._submitted:
             self._launch()
-        self.instance.commit(result, self.now)
-        self._take_turn()
+        self.handle(result)
 
     # ------------------------------------------------------------ transfer threads
 
@@ -435,22 +456,6 @@ class SimWorker(SimProcess):
     def world_now(self) -> float:
         return self.world.now
 
-    def hear(self, rank: int, reports: list[TransferReport]) -> None:
-        for of_rank in reports:
-            self.world.trace.note(self.world.now, self.name, "hears", type(of_rank).__name__)
-            of_all = [of_rank] if self._group is None else self._group.reduce(rank, of_rank)
-            if isinstance(of_rank, GateDrained):
-                self._look_at_drain(of_rank, bool(of_all))
-            for report in of_all:
-                self.num_refuted += isinstance(report, PagesVerified) and self._is_refuted(report)
-                self.handle(report)
-
-    def _look_at_drain(self, of_rank: GateDrained, is_last: bool) -> None:
-        if of_rank.outcome is Drain.DIRTY:
-            self._dirty.add(of_rank.ticket)
-        elif is_last:
-            self.world.seen.note(Situation.CLEAN_LAST_WORD, of_rank.ticket in self._dirty)
-
     def _is_refuted(self, report: PagesVerified) -> bool:
         """Pages of a ticket that was revoked meanwhile may be another's by now."""
         ticket = self.instance.serving.receiver.get(report.ticket)
@@ -463,12 +468,16 @@ class SimWorker(SimProcess):
     # ------------------------------------------------------------ time
 
     def _tick(self) -> None:
-        timer = self.instance.next_timer()
-        if timer is not None and timer <= self.now:
-            self.instance.tick(self.now)
+        due = self.driver.next_turn_at(self._turned_at)
+        if due is not None and due <= self.now:
             self._take_turn()
-        elif timer is not None:
-            self._tick_at(timer)
+        else:
+            self._tick_when_due()
+
+    def _tick_when_due(self) -> None:
+        due = self.driver.next_turn_at(self._turned_at)
+        if due is not None:
+            self._tick_at(due)
 
 
 def _unforeseen(worker: SimWorker, rank: int) -> None:
@@ -584,7 +593,7 @@ class SimFront(SimProcess):
         self._tick_at(max(self.core.next_timer(), self.now + 0.01))
 
 
-def _check_addressee(event: Event, boot: int, num_dropped: int) -> None:
+def _check_addressee(event: Heard, boot: int, num_dropped: int) -> None:
     """I18: what was meant for another life of this process, or for nobody, changes nothing; a Hello may."""
     if num_dropped or not isinstance(event, FrameIn) or event.envelope.dst_boot == boot:
         return
@@ -600,7 +609,7 @@ class _Heard(NamedTuple):
     at: float
 
 
-def _heard_of(event: Event, table: PeerTable) -> _Heard | None:
+def _heard_of(event: Heard, table: PeerTable) -> _Heard | None:
     """What the sender of a frame had told; None: it is no frame, or the first that its sender says."""
     name = PeerName(event.envelope.src) if isinstance(event, FrameIn) else None
     if name is None or name not in table:

@@ -5,17 +5,11 @@ I13: at equal number, both sides have folded the same entries: recounted here, b
 
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from enum import Enum
-from typing import get_args
 
-from deltaserve.control.transfer.commands import TransferCommand, TransferReport
 from deltaserve.control.transfer.rank_chain import LogEnd
-from deltaserve.control.transfer.rank_entries import UnionCodec
 from deltaserve.core.errors import IntegrityError
-
-_COMMANDS: UnionCodec[TransferCommand] = UnionCodec(get_args(TransferCommand))
-_REPORTS: UnionCodec[TransferReport] = UnionCodec(get_args(TransferReport))
 
 
 class Damage(Enum):
@@ -43,24 +37,24 @@ class _Fold:
 class RankWire:
     """Frames come in order, unless they are struck."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, on_told: Callable[[], None], on_answer: Callable[[Callable[[], None]], None]) -> None:
+        """`on_told`: called when the first rank has said something. `on_answer`: when the other one has; it is given
+        what makes that arrive."""
         self._name = name
-        self._first, self._other = LogEnd(), LogEnd()
+        self.first, self.other = FirstEnd(self), OtherEnd(self, on_answer)
+        self._on_told = on_told
         self._told: deque[int] = deque()
-        """Numbers of entries that were told and not taken yet."""
+        """Checksums of entries that were told and not taken yet."""
         self._telling, self._taking = _Fold(), _Fold()
-        self._frames: deque[bytes] = deque()
+        self.frames: deque[bytes] = deque()
+        """Frames on their way to the other rank."""
+        self.answers: deque[bytes] = deque()
+        """Frames that have come to the first rank."""
         self._last_body = b""
         self._damage: Damage | None = None
         self._kept_back: bytes | None = None
         self.struck: Damage | None = None
         """How an entry was damaged; None: it was not."""
-        self.has_unanswered = False
-        """Whether the other rank has taken what it did not answer."""
-
-    @property
-    def has_come(self) -> bool:
-        return bool(self._frames)
 
     @property
     def may_be_struck(self) -> bool:
@@ -75,13 +69,9 @@ class RankWire:
         """No further entry is struck."""
         self._damage = None
 
-    # ------------------------------------------------------------ commands
-
-    def tell(self, command: TransferCommand) -> None:
-        """Send a command from the first rank."""
-        body = _COMMANDS.encode([command])
+    def tell(self, frame: bytes, body: bytes) -> None:
+        """Carry an entry of the first rank."""
         self._told.append(self._telling.take(body))
-        frame = self._first.seal(body)
         damage, self._damage = self._damage, None
         self.struck = damage or self.struck
         if damage is Damage.OF_ANOTHER_ORDER:
@@ -90,30 +80,59 @@ class RankWire:
         if damage is Damage.SWAPPED:
             self._kept_back = frame
         elif damage is not Damage.LOST:
-            self._frames.append(frame)
+            self.frames.append(frame)
             if self._kept_back is not None:
-                self._frames.append(self._kept_back)
+                self.frames.append(self._kept_back)
                 self._kept_back = None
+        if self.frames:
+            self._on_told()
 
-    def take(self) -> list[TransferCommand]:
-        """Commands that have come, taken by the other rank. Raises RankLogError."""
-        commands: list[TransferCommand] = []
-        while self._frames:
-            body = self._other.open(self._frames.popleft())
-            done = self._taking.take(body)
-            if self._told.popleft() != done:
-                raise IntegrityError(f"I13: {self._name} took another entry {self._taking.number} than it was told")
-            commands += _COMMANDS.decode(body)
-            self.has_unanswered = True
-        return commands
+    def taken(self, body: bytes) -> None:
+        """Note that the other rank has taken an entry."""
+        done = self._taking.take(body)
+        if self._told.popleft() != done:
+            raise IntegrityError(f"I13: {self._name} took another entry {self._taking.number} than it was told")
 
-    # ------------------------------------------------------------ reports
 
-    def answer(self, reports: Sequence[TransferReport]) -> bytes:
-        """Answer from the other rank: its reports as a frame."""
-        self.has_unanswered = False
-        return self._other.seal(_REPORTS.encode(reports))
+class FirstEnd:
+    """The side of the first rank."""
 
-    def heard(self, frame: bytes) -> list[TransferReport]:
-        """Reports in a frame, taken by the first rank. Raises RankLogError."""
-        return _REPORTS.decode(self._first.open(frame))
+    def __init__(self, wire: RankWire) -> None:
+        self._wire = wire
+        self._log = LogEnd()
+
+    @property
+    def num_unanswered(self) -> int:
+        return self._log.num_unanswered
+
+    def send(self, body: bytes) -> None:
+        self._wire.tell(self._log.seal(body), body)
+
+    def receive(self, wait_s: float | None) -> bytes | None:
+        """What is there: nothing is waited for. Raises RankLogError."""
+        return self._log.open(self._wire.answers.popleft()) if self._wire.answers else None
+
+
+class OtherEnd:
+    """The side of the other rank."""
+
+    def __init__(self, wire: RankWire, on_answer: Callable[[Callable[[], None]], None]) -> None:
+        self._wire = wire
+        self._log = LogEnd()
+        self._on_answer = on_answer
+
+    @property
+    def num_unanswered(self) -> int:
+        return self._log.num_unanswered
+
+    def send(self, body: bytes) -> None:
+        frame = self._log.seal(body)
+        self._on_answer(lambda: self._wire.answers.append(frame))
+
+    def receive(self, wait_s: float | None) -> bytes | None:
+        """What is there: nothing is waited for. Raises RankLogError."""
+        if not self._wire.frames:
+            return None
+        body = self._log.open(self._wire.frames.popleft())
+        self._wire.taken(body)
+        return body

@@ -94,6 +94,8 @@ class Report:
     page_moves: Counter[PageMove] = field(default_factory=Counter)
     ticket_moves: Counter[TicketMove] = field(default_factory=Counter)
     situations: frozenset[Situation] = frozenset()
+    turns: Counter[int] = field(default_factory=Counter)
+    """Events that a turn of a worker dealt with |-> such turns."""
 
     @property
     def breach(self) -> str | None:
@@ -573,7 +575,7 @@ class Run:
         clock_s = self._chance.uniform(0.0, 1e6)
         knobs = self.knobs
         pace = Pace(knobs.step_s, knobs.lag_s, clock_s, rank_lag_s=knobs.rank_lag_s, fence_s=knobs.fence_s)
-        pace.staging_pauses, pace.turn_s = knobs.staging_pauses, knobs.turn_s
+        pace.staging_pauses, pace.turn_s, pace.plans_late = knobs.staging_pauses, knobs.turn_s, knobs.plans_late
         pace.idle_ranks, pace.idle_rank_lag_s = self._idle_ranks, knobs.idle_rank_lag_s
         return pace
 
@@ -604,4 +606,5 @@ class Run:
             page_moves=self._page_moves,
             ticket_moves=self._ticket_moves,
             situations=frozenset(seen.union(drawn(self.knobs))),
+            turns=self.world.turns,
         )

@@ -36,6 +36,8 @@ class Summary(msgspec.Struct):
     """`cell_name` |-> pages or tickets moved."""
     situations: dict[str, int] = {}
     """Name of a `Situation` |-> runs that had it."""
+    turns: dict[str, int] = {}
+    """One of `TURN_SIZES` |-> turns of workers that dealt with so many events."""
 
     def add(self, report: Report) -> None:
         self.num_runs += 1
@@ -46,6 +48,7 @@ class Summary(msgspec.Struct):
         for moves in (report.page_moves, report.ticket_moves):
             _count(self.cells, ((cell_name(*cell), n) for cell, n in moves.items()))
         _count(self.situations, ((situation.name, 1) for situation in report.situations))
+        _count(self.turns, ((turn_size(num_events), n) for num_events, n in report.turns.items()))
         if report.breach is not None:
             self.breaches.append((f"seed {report.seed}", report.breach))
 
@@ -65,12 +68,14 @@ class Summary(msgspec.Struct):
         _count(self.faults, other.faults.items())
         _count(self.cells, other.cells.items())
         _count(self.situations, other.situations.items())
+        _count(self.turns, other.turns.items())
 
     def lines(self) -> Iterator[str]:
         """The lines of the table that people read."""
         yield f"runs {self.num_runs:,}, events {self.num_events:,}, {self.num_events / max(1, self.num_runs):.0f} a run"
         yield f"requests {self.num_requests:,}, answered in full {self.num_answered:,}, the others with an error"
         yield f"seeds run twice {self.num_repeated:,}"
+        yield "turns of workers by events: " + ", ".join(f"{size}: {self.turns.get(size, 0):,}" for size in TURN_SIZES)
         yield "injected faults"
         yield from (f"  {kind.value:22} {self.faults.get(kind.value, 0):>12,}" for kind in FaultKind)
         yield "cells of the transition tables: pages moved, ticket moves"
@@ -103,6 +108,14 @@ class Summary(msgspec.Struct):
             if hits < situation.least * self.num_runs // RUNS_PER_RATE:
                 found.append(f"{situation.words}: {hits} of {self.num_runs} runs")
         return found
+
+
+TURN_SIZES = ("none", "1", "2", "3-5", "more")
+"""Events of one turn. One without any is due by its timer."""
+
+
+def turn_size(num_events: int) -> str:
+    return TURN_SIZES[min(num_events, 3)] if num_events <= 5 else TURN_SIZES[-1]
 
 
 def _count(into: dict[str, int], items: Iterable[tuple[str, int]]) -> None:

@@ -52,6 +52,8 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self.seen = Sightings()
+        self.turns: Counter[int] = Counter()
+        """Events that a turn of a worker dealt with |-> such turns."""
         self._lives: Counter[PeerName] = Counter()
         self._in_order: dict[_Lives, float] = {}
         self._lives_on_their_way: defaultdict[_Connection, Counter[int]] = defaultdict(Counter)

@@ -1,6 +1,5 @@
 """Fences that take longer than a peer may be silent."""
 
-from dataclasses import replace
 from functools import partial
 
 from deltaserve.core.ids import PeerName
@@ -18,7 +17,8 @@ def test_slow_fences_do_not_follow_one_another_for_ever() -> None:
     cluster.warm_up()
     world = cluster.world
     for worker in world.workers.values():
-        worker.pace = replace(worker.pace, fence_s=1.7, lag_s=0.03)
+        for rank in worker.ranks:
+            rank.plane.fence_s = 1.7
     links = world.workers[DECODE].instance.links
     for name in PREFILLS:
         act(world.workers[DECODE], partial(links.fence, name))

@@ -3,11 +3,11 @@
 import threading
 from dataclasses import dataclass, field
 
+from deltaserve.control.engine.step_pace import EagerPace
 from deltaserve.control.sched.plan import StepPlan, StepResult, WorkList
 from deltaserve.core.ids import StepIndex
 from deltaserve.process.children.mailbox import Mailbox
 from deltaserve.process.worker.launch_thread import LaunchThread
-from deltaserve.process.worker.step_pace import EagerPace
 from deltaserve.process.worker.transfer_thread import Reports
 from tests.patience import PATIENCE_S
 

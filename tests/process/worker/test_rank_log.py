@@ -14,22 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaserve.control.sched.plan import PlanItem, StepPlan, TokenOf, TokenValues, WorkList
+from deltaserve.control.transfer.plane_turns import TransferOrder
 from deltaserve.control.transfer.rank_chain import LogEnd, RankLogError
+from deltaserve.control.transfer.rank_entries import NEWS, ORDERS, RankNews
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import RowId, StepIndex
 from deltaserve.process.links.rank_link import RankSilent, RankSockets
 from deltaserve.process.worker.rank_log import (
-    NEWS,
-    ORDERS,
     RankChannel,
-    RankNews,
     StepDone,
     decode_done_step,
     decode_plan,
     encode_done_step,
     encode_plan,
 )
-from deltaserve.process.worker.transfer_thread import TransferOrder
 from tests.patience import PATIENCE_S
 
 _LEAVES: dict[Any, st.SearchStrategy[Any]] = {

@@ -25,16 +25,15 @@ from deltaserve.control.transfer.commands import (
     TransferReport,
 )
 from deltaserve.control.transfer.endpoint import Endpoint
+from deltaserve.control.transfer.rank_plane import RankPlane, RankTurns, take_entries
 from deltaserve.core.ids import Boot, PageId, PeerName, PoolId, TicketSeq
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.spec import CacheSpec, PageGroup
 from deltaserve.core.transport import FenceResult
 from deltaserve.process.children.exits import Exit
 from deltaserve.process.links.rank_link import RankSocket, RankSockets
-from deltaserve.process.worker.rank_group import RankLost
+from deltaserve.process.worker.rank_group import RankLost, failed_rank_ends_process
 from deltaserve.process.worker.rank_log import RankChannel
-from deltaserve.process.worker.rank_plane import RankPlane
-from deltaserve.process.worker.rank_process import RankTurns, take_entries
 from deltaserve.sim.loopback import Fabric
 from tests.control.transfer.ranked import RankedWorker
 from tests.patience import PATIENCE_S
@@ -87,7 +86,7 @@ class World:
         ours = self._channel(sockets.bind(folder / name))
         self.sockets_of_rank_1[name] = sockets.connect(folder / name)
         theirs = self._channel(self.sockets_of_rank_1[name])
-        self.followers.append((RankTurns(other, theirs), theirs))
+        self.followers.append((RankTurns(other, theirs, lambda: self.fabric.now), theirs))
         return RankPlane(own, [ours], PATIENCE_S)
 
     def _channel(self, socket: RankSocket) -> RankChannel:
@@ -104,7 +103,8 @@ class World:
         for turns, channel in self.followers:
             turns.turn(take_entries(channel, 0.0))
         for name, plane in self.whole.items():
-            self.heard += [(name, report) for report in plane.poll(self.fabric.now)]
+            with failed_rank_ends_process():
+                self.heard += [(name, report) for report in plane.poll(self.fabric.now)]
 
     def until(self, condition: Callable[[], bool]) -> None:
         def turned() -> bool:
@@ -186,7 +186,8 @@ def test_a_rank_that_answers_nothing_ends_the_worker() -> None:
         now = world.fabric.now
         world.whole[D].perform(FencePeer(P), now)
         world.whole[D].poll(now + PATIENCE_S)
-        with pytest.raises(RankLost, match=f"rank 1: has answered nothing for {PATIENCE_S:.0f} s") as over:
+        silent = f"rank 1: has answered nothing for {PATIENCE_S:.0f} s"
+        with pytest.raises(RankLost, match=silent) as over, failed_rank_ends_process():
             world.whole[D].poll(now + PATIENCE_S + 0.1)
         assert over.value.code is Exit.RANK_ENDED
 

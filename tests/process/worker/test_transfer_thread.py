@@ -24,6 +24,7 @@ from deltaserve.control.transfer.commands import (
     TransferReport,
 )
 from deltaserve.control.transfer.endpoint import Endpoint, EndpointConfig
+from deltaserve.control.transfer.plane_turns import Polling
 from deltaserve.core.extents import Region
 from deltaserve.core.ids import Boot, PageId, PeerName, PoolId, RegionId, TicketSeq
 from deltaserve.core.layout.copy_plan import PageSlice, PlacedPages, Route
@@ -33,7 +34,7 @@ from deltaserve.core.layout.spec import CacheSpec, PageGroup
 from deltaserve.core.transport import TransportError
 from deltaserve.core.wire.messages import RegionInfo
 from deltaserve.process.children.mailbox import Mailbox
-from deltaserve.process.worker.transfer_thread import PollPace, Reports, TransferThread
+from deltaserve.process.worker.transfer_thread import Reports, TransferThread
 from deltaserve.sim.loopback import Fabric, Fate, LoopbackTransport
 from tests.patience import PATIENCE_S
 
@@ -185,23 +186,10 @@ def test_it_sleeps_while_there_is_nothing_to_wait_for() -> None:
 
 def test_it_polls_while_a_ticket_is_open() -> None:
     with rig() as world:
-        world.thread.set_active(True)
+        world.thread.submit(Polling(is_active=True))
         world.polls_until(20)
-        world.thread.set_active(False)
+        world.thread.submit(Polling(is_active=False))
         assert world.is_quiet()
-
-
-def test_polls_become_rarer_while_nothing_happens_and_never_a_spin() -> None:
-    pace = PollPace()
-    pace.heard()
-    waits = []
-    for _ in range(7):
-        waits.append(pace.wait_s)
-        pace.heard_nothing()
-    assert waits == [0.0001, 0.0002, 0.0004, 0.0008, 0.0016, 0.002, 0.002]
-    assert pace.is_slowest
-    pace.heard()
-    assert not pace.is_slowest
 
 
 def test_it_polls_while_its_own_write_is_out() -> None:

@@ -1,4 +1,4 @@
-"""How a control plane is driven, by a worker's loop thread and by the simulator alike.
+"""How a control plane is driven (by driver.py, in a worker's loop thread and in the simulator).
 
     instance.handle(event, now)              a frame, a transfer report, a death notice
     instance.commit(result, now)             the executor's answer to the last plan
@@ -12,7 +12,7 @@ events it has. The driver performs every action of a turn, in order. No call blo
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 import msgspec
 
@@ -146,7 +146,7 @@ class Instance(Protocol):
         """Whether an engine of another role is to take over, and this one holds nothing for anybody any more."""
         ...
 
-    def successor(self, boot: Boot) -> "Instance":
+    def successor(self, boot: Boot) -> Self:
         """The engine that takes over: another role and boot, the same memory and tree. Drive it instead of this one.
 
         Precondition: may_hand_over().

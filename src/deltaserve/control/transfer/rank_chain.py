@@ -20,7 +20,15 @@ _HEADER = struct.Struct("<QQQQ")
 
 
 class RankLogError(DeltaserveError):
-    """Two ranks do not agree on what was said."""
+    """Two ranks do not agree on what was said, or one of them says nothing."""
+
+
+class RankFailed(DeltaserveError):
+    """A rank of this worker is of no use any more, so none is."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(reason)
+        self.rank = rank
 
 
 @dataclass(frozen=True, slots=True)

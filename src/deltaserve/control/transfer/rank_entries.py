@@ -1,10 +1,13 @@
-"""What commands and reports are as bytes of an entry of the log between ranks."""
+"""What transfer orders and reports are as bytes of an entry of the log between ranks."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
 
+from deltaserve.control.transfer.commands import TransferReport
+from deltaserve.control.transfer.plane_turns import TransferOrder
 from deltaserve.control.transfer.rank_chain import RankLogError
 
 _encoder = msgspec.msgpack.Encoder()
@@ -40,3 +43,16 @@ def decode_entry(decoder: "msgspec.msgpack.Decoder[D]", body: bytes | msgspec.Ra
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RankLogError(f"an entry that cannot be read: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Idleness:
+    """Whether nothing that a rank posted waits for completion."""
+
+    is_idle: bool
+
+
+RankNews = TransferReport | Idleness
+
+ORDERS: UnionCodec[TransferOrder] = UnionCodec(get_args(TransferOrder))
+NEWS: UnionCodec[RankNews] = UnionCodec(get_args(RankNews))

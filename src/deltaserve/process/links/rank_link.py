@@ -9,7 +9,8 @@ from pathlib import Path
 
 import zmq
 
-from deltaserve.core.errors import ConfigError, DeltaserveError
+from deltaserve.control.transfer.rank_chain import RankLogError
+from deltaserve.core.errors import ConfigError
 from deltaserve.process.links.ends import Context, Socket
 
 _MAX_PATH_BYTES = 100
@@ -19,7 +20,7 @@ _MAX_FRAMES = 10_000
 _SHORTEST_POLL_S = 0.001
 
 
-class RankSilent(DeltaserveError):
+class RankSilent(RankLogError):
     """The other rank took or sent nothing for too long."""
 
 

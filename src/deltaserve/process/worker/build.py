@@ -23,6 +23,8 @@ from deltaserve.control.transfer.commands import (
     TransferReport,
 )
 from deltaserve.control.transfer.endpoint import Endpoint, EndpointConfig
+from deltaserve.control.transfer.plane_turns import DataPlane
+from deltaserve.control.transfer.rank_plane import RankPlane
 from deltaserve.control.transfer.staging import STAGING, Staging, StagingConfig, StagingMode
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.extents import Region
@@ -38,10 +40,8 @@ from deltaserve.model.shard_rules import ExpertPlacement
 from deltaserve.process.worker.member_thread import ExpertMember, group_errors
 from deltaserve.process.worker.plane_on_demand import PlaneOnDemand
 from deltaserve.process.worker.rank_group import GroupExecutor, RankProcesses
-from deltaserve.process.worker.rank_plane import RankPlane
 from deltaserve.process.worker.rank_process import RankParts, RankSeat
 from deltaserve.process.worker.rank_spec import meeting_point, rank_device
-from deltaserve.process.worker.transfer_thread import DataPlane
 from deltaserve.process.worker.transports import evidence_of, open_transport, sharing_for
 from deltaserve.process.worker.worker_process import WorkerParts
 from deltaserve.process.worker.worker_spec import WorkerSpec, head_of, read_secret

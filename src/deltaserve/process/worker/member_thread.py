@@ -55,8 +55,6 @@ class MemberThread:
         self._results = results
         self._orders: Mailbox[StepPlan | _Order] = Mailbox()
         self._rounds = MemberRounds()
-        self._is_told_to_rest = True
-        """Whether the loop has told it that no plan follows for now."""
         self._is_told_done = False
         self._is_stopping = False
         self._is_over = threading.Event()
@@ -64,14 +62,11 @@ class MemberThread:
 
     def submit(self, plan: StepPlan) -> None:
         """Compute `plan` after those submitted before."""
-        self._is_told_to_rest = False
         self._orders.put(plan)
 
     def rest(self) -> None:
         """No plan follows for now."""
-        if not self._is_told_to_rest:
-            self._is_told_to_rest = True
-            self._orders.put(_Order.REST)
+        self._orders.put(_Order.REST)
 
     def may_end(self) -> bool:
         """Note that this worker computes nothing more. True when no member does: until then the others need its

@@ -10,9 +10,9 @@ from deltaserve.control.transfer.commands import (
     TransferCommand,
     TransferReport,
 )
+from deltaserve.control.transfer.plane_turns import DataPlane
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.transport import FenceResult
-from deltaserve.process.worker.transfer_thread import DataPlane
 
 
 class PlaneOnDemand:

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from deltaserve.control.sched.executor import Executor
 from deltaserve.control.sched.plan import ItemOutcome, PlanItem, StepPlan, StepResult, TokenOf, TokenValues
-from deltaserve.control.transfer.rank_chain import RankLogError
+from deltaserve.control.transfer.rank_chain import RankFailed, RankLogError
 from deltaserve.core.ids import Boot, RowId, StepIndex
 from deltaserve.core.tokens import pack_u32
 from deltaserve.process.children.child import Child, ChildSpec, Kind
@@ -27,7 +27,7 @@ from deltaserve.process.children.log_file import OwnOutput
 from deltaserve.process.children.mailbox import Mailbox
 from deltaserve.process.children.notices import Progress, Ready, Refused, Welcome
 from deltaserve.process.children.private_folder import private_folder
-from deltaserve.process.links.rank_link import RankSilent, RankSockets
+from deltaserve.process.links.rank_link import RankSockets
 from deltaserve.process.worker.rank_log import RankChannel, decode_done_step, encode_plan
 from deltaserve.process.worker.rank_spec import RankSpec, steps_path, transfers_path, write_rank_spec
 from deltaserve.process.worker.worker_spec import WorkerSpec
@@ -251,5 +251,14 @@ def heard_from(rank: int) -> Iterator[None]:
     """Errors of a rank's channel end the process, and name the rank."""
     try:
         yield
-    except (RankSilent, RankLogError) as error:
+    except RankLogError as error:
         raise RankLost(rank, str(error)) from None
+
+
+@contextmanager
+def failed_rank_ends_process() -> Iterator[None]:
+    """What control/transfer/rank_plane.py raises ends the process, and names the rank."""
+    try:
+        yield
+    except RankFailed as error:
+        raise RankLost(error.rank, str(error)) from None

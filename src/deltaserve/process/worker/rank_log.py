@@ -1,8 +1,5 @@
 """What passes between rank 0 and the other ranks, as entries of a log (control/transfer/rank_chain.py) over a link."""
 
-from dataclasses import dataclass
-from typing import get_args
-
 import msgspec
 
 from deltaserve.control.sched.plan import (
@@ -14,12 +11,10 @@ from deltaserve.control.sched.plan import (
     TokenValues,
     WorkList,
 )
-from deltaserve.control.transfer.commands import TransferReport
 from deltaserve.control.transfer.rank_chain import LogEnd, RankLogError
-from deltaserve.control.transfer.rank_entries import UnionCodec, decode_entry
+from deltaserve.control.transfer.rank_entries import decode_entry
 from deltaserve.core.ids import RowId, StepIndex
 from deltaserve.process.links.rank_link import RankSocket
-from deltaserve.process.worker.transfer_thread import TransferOrder
 
 
 class RankChannel:
@@ -46,9 +41,6 @@ class RankChannel:
 
     def close(self) -> None:
         self._socket.close()
-
-
-# ---------------------------------------------------------------- steps
 
 
 class ItemByValue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -144,19 +136,3 @@ def encode_done_step(done: StepDone) -> bytes:
 def decode_done_step(body: bytes) -> StepDone:
     """The answer to a step in an entry. Raises RankLogError."""
     return decode_entry(_dones, body)
-
-
-# ---------------------------------------------------------------- transfers
-
-
-@dataclass(frozen=True, slots=True)
-class Idleness:
-    """Whether nothing that a rank posted waits for completion."""
-
-    is_idle: bool
-
-
-RankNews = TransferReport | Idleness
-
-ORDERS: UnionCodec[TransferOrder] = UnionCodec(get_args(TransferOrder))
-NEWS: UnionCodec[RankNews] = UnionCodec(get_args(RankNews))

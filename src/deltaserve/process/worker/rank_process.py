@@ -8,12 +8,15 @@ import logging
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from deltaserve.control.sched.executor import Executor
+from deltaserve.control.transfer.plane_turns import DataPlane
+from deltaserve.control.transfer.rank_plane import RankTurns, take_entries
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Boot
 from deltaserve.core.layout.shard import Shard
@@ -23,18 +26,8 @@ from deltaserve.process.children.parent import Parent
 from deltaserve.process.children.terminal import start_log
 from deltaserve.process.links.rank_link import RankSockets
 from deltaserve.process.worker.rank_group import compute_in_step
-from deltaserve.process.worker.rank_log import (
-    NEWS,
-    ORDERS,
-    Idleness,
-    RankChannel,
-    RankNews,
-    StepDone,
-    decode_plan,
-    encode_done_step,
-)
+from deltaserve.process.worker.rank_log import RankChannel, StepDone, decode_plan, encode_done_step
 from deltaserve.process.worker.rank_spec import read_rank_spec, steps_path, transfers_path
-from deltaserve.process.worker.transfer_thread import DataPlane, PlaneTurns, TransferOrder
 from deltaserve.process.worker.worker_process import SWITCH_INTERVAL_S, end_refused
 from deltaserve.process.worker.worker_spec import WorkerSpec
 
@@ -105,7 +98,7 @@ def _move(open_plane: Callable[[], DataPlane], channel: RankChannel, parent: Par
         end_refused(error, parent)
     parent.ready(name, 0)
     _log.info("ready")
-    turns = RankTurns(plane, channel)
+    turns = RankTurns(plane, channel, time.monotonic)
     while True:
         turns.turn(take_entries(channel, turns.wait_s))
 
@@ -118,37 +111,3 @@ def follow_steps(executor: Executor, channel: RankChannel) -> NoReturn:
             plan = decode_plan(body)
             compute_in_step(executor, plan)
             channel.send(encode_done_step(StepDone(plan.step)))
-
-
-class RankTurns:
-    """Performs what rank 0 asks and tells it what happened; what is told also says how far this rank has read."""
-
-    def __init__(self, plane: DataPlane, channel: RankChannel) -> None:
-        self._plane = plane
-        self._turns = PlaneTurns(plane)
-        self._channel = channel
-        self._told_idle = True
-
-    @property
-    def wait_s(self) -> float | None:
-        """How long the next turn may be put off while nothing is asked. None: until something is."""
-        return self._turns.wait_s
-
-    def turn(self, bodies: Sequence[bytes]) -> None:
-        """`bodies`: of the entries that came."""
-        orders: list[TransferOrder] = [order for body in bodies for order in ORDERS.decode(body)]
-        news: list[RankNews] = [*self._turns.turn(orders)]
-        is_idle = self._plane.is_idle()
-        if is_idle != self._told_idle:
-            self._told_idle = is_idle
-            news.append(Idleness(is_idle))
-        if news or bodies:
-            self._channel.send(NEWS.encode(news))
-
-
-def take_entries(channel: RankChannel, wait_s: float | None) -> list[bytes]:
-    """All entries that are there; waits for one."""
-    bodies: list[bytes] = []
-    while (body := channel.receive(0.0 if bodies else wait_s)) is not None:
-        bodies.append(body)
-    return bodies

@@ -1,21 +1,20 @@
 """The thread that moves bytes: the only caller of the transport.
 
-A command wakes it at once. What the transport has to say it must ask for, also while a step computes: a notification
-leaves the writer only when the writer polls, and over TCP nothing lands before the reader polls. So while something is
-posted or a ticket is open it polls: soon after something happened, then ever more rarely. Else it sleeps.
+An order wakes it at once; `control/transfer/plane_turns.py` says what it does then, and how long it may sleep.
 """
 
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from deltaserve.control.sched.plan import StepResult
-from deltaserve.control.transfer.commands import TransferCommand, TransferReport
+from deltaserve.control.transfer.commands import TransferReport
+from deltaserve.control.transfer.plane_turns import DataPlane, PlaneTurns, TransferOrder
 from deltaserve.process.children.exits import start_thread
 from deltaserve.process.children.mailbox import Mailbox
+from deltaserve.process.worker.rank_group import failed_rank_ends_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,93 +24,17 @@ class Reports:
     reports: tuple[TransferReport, ...]
 
 
-class DataPlane(Protocol):
-    """What the thread drives: transfer.endpoint.Endpoint over a transport."""
-
-    def perform(self, command: TransferCommand, now: float) -> list[TransferReport]: ...
-
-    def poll(self, now: float) -> list[TransferReport]: ...
-
-    def is_idle(self) -> bool: ...
-
-    def expect(self, is_active: bool, now: float) -> None:
-        """Whether the control plane has a ticket open: then it is polled although it waits for nothing of its own."""
-        ...
-
-    def close(self) -> None:
-        """Close the plane with its transport."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Polling:
-    """Whether the control plane has a ticket open."""
-
-    is_active: bool
-
-
 @dataclass(frozen=True, slots=True)
 class _Stop:
     """Close the transport and end."""
 
 
-TransferOrder = TransferCommand | Polling
 _Message = TransferOrder | _Stop
 _STOP = _Stop()
 
 
-@dataclass(slots=True)
-class PollPace:
-    """How long to wait before the next poll: little after something happened, then twice as long each time."""
-
-    fastest_s: float = 0.0001
-    slowest_s: float = 0.002
-    wait_s: float = 0.002
-
-    def heard(self) -> None:
-        self.wait_s = self.fastest_s
-
-    def heard_nothing(self) -> None:
-        self.wait_s = min(2 * self.wait_s, self.slowest_s)
-
-    @property
-    def is_slowest(self) -> bool:
-        return self.wait_s >= self.slowest_s
-
-
-class PlaneTurns:
-    """Turns of a plane: what was asked is performed, then it is polled."""
-
-    def __init__(self, plane: DataPlane) -> None:
-        self._plane = plane
-        self._pace = PollPace()
-        self._is_active = False
-
-    @property
-    def wait_s(self) -> float | None:
-        """How long the next turn may be put off while nothing is asked. None: until something is."""
-        # A little longer than it must: what it said last may still need the transport's progress to leave.
-        must_poll = self._is_active or not self._plane.is_idle() or not self._pace.is_slowest
-        return self._pace.wait_s if must_poll else None
-
-    def turn(self, orders: Sequence[TransferOrder]) -> list[TransferReport]:
-        reports: list[TransferReport] = []
-        for order in orders:
-            if isinstance(order, Polling):
-                self._is_active = order.is_active
-                self._plane.expect(order.is_active, time.monotonic())
-            else:
-                reports += self._plane.perform(order, time.monotonic())
-        reports += self._plane.poll(time.monotonic())
-        if reports or orders:
-            self._pace.heard()
-        else:
-            self._pace.heard_nothing()
-        return reports
-
-
 class TransferThread:
-    """Performs commands in order; reports go to the loop."""
+    """Performs orders in order; reports go to the loop."""
 
     def __init__(self, open_plane: Callable[[], DataPlane], reports: Mailbox[StepResult | Reports]) -> None:
         """`open_plane` runs in the thread; raises here what it raises."""
@@ -124,12 +47,8 @@ class TransferThread:
         if problem is not None:
             raise problem
 
-    def submit(self, command: TransferCommand) -> None:
-        self._inbox.put(command)
-
-    def set_active(self, is_active: bool) -> None:
-        """While active the thread polls although it waits for nothing of its own."""
-        self._inbox.put(Polling(is_active))
+    def submit(self, order: TransferOrder) -> None:
+        self._inbox.put(order)
 
     def stop(self, wait_s: float) -> bool:
         """Close the transport and end. False when that takes longer than `wait_s`."""
@@ -144,7 +63,11 @@ class TransferThread:
             opened.put(error)
             return
         opened.put(None)
-        turns = PlaneTurns(plane)
+        with failed_rank_ends_process():
+            self._turn(PlaneTurns(plane, time.monotonic))
+        plane.close()
+
+    def _turn(self, turns: PlaneTurns) -> None:
         is_asked_to_stop = False
         while not is_asked_to_stop:
             messages = self._take(turns.wait_s)
@@ -152,7 +75,6 @@ class TransferThread:
             reports = turns.turn([message for message in messages if not isinstance(message, _Stop)])
             if reports:
                 self._reports.put(Reports(tuple(reports)))
-        plane.close()
 
     def _take(self, wait_s: float | None) -> list[_Message]:
         """All messages that are there; waits for one."""

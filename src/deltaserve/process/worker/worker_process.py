@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from deltaserve.control.engine.api import Instance
+from deltaserve.control.engine.driver import Driver
+from deltaserve.control.engine.step_pace import EagerPace, StepPace
 from deltaserve.control.sched.executor import Executor, Launcher
 from deltaserve.control.sched.plan import StepResult
+from deltaserve.control.transfer.plane_turns import DataPlane
 from deltaserve.core.errors import ConfigError, one_line
 from deltaserve.core.ids import Boot
 from deltaserve.process.children.boots import new_boot
@@ -26,9 +29,8 @@ from deltaserve.process.worker.launch_thread import LaunchThread
 from deltaserve.process.worker.loop import Loop, LoopOptions, Threads
 from deltaserve.process.worker.member_thread import ExpertMember, MemberThread
 from deltaserve.process.worker.rank_group import RankProcesses, RankProgram
-from deltaserve.process.worker.step_pace import EagerPace, StepPace
 from deltaserve.process.worker.step_thread import Stepping, StepThread
-from deltaserve.process.worker.transfer_thread import DataPlane, Reports, TransferThread
+from deltaserve.process.worker.transfer_thread import Reports, TransferThread
 from deltaserve.process.worker.worker_spec import WorkerSpec, read_secret, read_spec
 
 _log = logging.getLogger(__name__)
@@ -101,15 +103,15 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tup
         ranks.wait_ready()
     answers: Mailbox[StepResult | Reports] = Mailbox()
     step = _step_thread(parts, answers)
-    pace = StepPace() if parts.launcher is None else EagerPace()
-    threads = Threads(step, pace, TransferThread(parts.open_plane, answers), answers)
+    threads = Threads(step, TransferThread(parts.open_plane, answers), answers)
     watchdog = Watchdog(spec.stuck_after_s)
     options = LoopOptions(
         drain_grace_s=spec.drain_grace_s,
         fence_after_s=spec.options.drain_timeout_s,
         step_stuck_after_s=spec.step_stuck_after_s,
     )
-    loop = Loop(parts.instance, boot, links, threads, parent, options, watchdog.alive)
+    driver = Driver(parts.instance, boot, StepPace() if parts.launcher is None else EagerPace(), new_boot)
+    loop = Loop(driver, links, threads, parent, options, watchdog.alive)
     loop.stop_on_signals()
     _log.info("ready on %s:%d, boot %016x", spec.host, port, boot)
     if parent is not None:

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from deltaserve.control.sched.plan import ItemOutcome, ItemResult, StepPlan, StepResult
+from deltaserve.control.transfer.plane_turns import DataPlane
 from deltaserve.core.errors import ConfigError
 from deltaserve.process.worker.rank_process import RankParts, RankSeat, run_rank
-from deltaserve.process.worker.transfer_thread import DataPlane
 from deltaserve.process.worker.worker_spec import WorkerSpec
 from tests.process.worker.programs.echo_worker import EchoExecutor, EchoPlane
 

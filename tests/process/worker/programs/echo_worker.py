@@ -23,6 +23,7 @@ from deltaserve.control.sched.plan import (
     WorkList,
 )
 from deltaserve.control.transfer.commands import FencePeer, PeerFenced, TransferCommand, TransferReport
+from deltaserve.control.transfer.plane_turns import DataPlane
 from deltaserve.core.errors import ConfigError, IntegrityError
 from deltaserve.core.ids import Boot, PeerName, Role, RowId, StepIndex
 from deltaserve.core.sampling import SamplingParams
@@ -30,7 +31,6 @@ from deltaserve.core.tokens import pack_u32, unpack_u32
 from deltaserve.core.transport import FenceResult
 from deltaserve.core.wire.messages import Envelope, Finished, FinishReason, Message, Submit, TokenRun, Tokens, Usage
 from deltaserve.process.worker.rank_group import GroupExecutor, RankProcesses
-from deltaserve.process.worker.transfer_thread import DataPlane
 from deltaserve.process.worker.worker_process import WorkerParts, run_worker
 from deltaserve.process.worker.worker_spec import WorkerSpec
 

@@ -2,7 +2,7 @@ from math import inf
 
 import pytest
 
-from deltaserve.process.worker.step_pace import StepPace
+from deltaserve.control.engine.step_pace import StepPace
 
 
 def test_nothing_is_planned_behind_steps_of_unknown_length_or_short_ones() -> None:

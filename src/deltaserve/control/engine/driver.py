@@ -1,0 +1,132 @@
+"""Drives an engine, and what takes over from it: for a worker's loop thread and for the simulator alike.
+
+    actions = driver.turn(heard, now)        deal with all that was heard; perform every action, in order
+    when = driver.next_turn_at(now)          when the next turn is due at the latest; None: when something is heard
+
+A turn: what was heard, in order -> the timer -> the engine's answer to all of it -> another engine, when this one has
+ended all it did and is to be of another role -> a plan, when the executor is free, or will soon be (step_pace.py) ->
+whether the transfer thread is to go on polling. No call blocks, sleeps or looks at a clock.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Generic, TypeVar
+
+from deltaserve.control.engine.api import Action, Event, Instance
+from deltaserve.control.engine.step_pace import PlanPace
+from deltaserve.control.sched.plan import StepPlan, StepResult
+from deltaserve.control.transfer.plane_turns import Polling
+from deltaserve.core.ids import Boot, Role
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeStep:
+    """Compute `plan` after those given before; the executor's answer is to be heard."""
+
+    plan: StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """No plan follows for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleTaken:
+    """An engine of another role has taken over, under a boot of its own; the cache stays."""
+
+    role: Role
+    boot: Boot
+
+
+Heard = Event | StepResult
+WorkerAction = Action | ComputeStep | Rest | Polling | RoleTaken
+
+E = TypeVar("E", bound=Instance)
+
+
+class Driver(Generic[E]):
+    """One worker's: its engine, the plans that are not answered, and what its threads were told last."""
+
+    def __init__(self, engine: E, boot: Boot, pace: PlanPace, next_boot: Callable[[Boot], Boot]) -> None:
+        """`boot`: of `engine`. `next_boot`: of the engine that follows one of that boot."""
+        self.engine = engine
+        self._boot = boot
+        self._pace = pace
+        self._next_boot = next_boot
+        self._plans: deque[StepPlan] = deque()
+        """Given to the executor and not answered, the one that computes first."""
+        self._computing_since = 0.0
+        """When the first of them began."""
+        self._is_resting = True
+        self._is_polling = False
+        self.num_steps = 0
+
+    def turn(self, heard: Sequence[Heard], now: float) -> list[WorkerAction]:
+        for one in heard:
+            self._hear(one, now)
+        timer = self.engine.next_timer()
+        if timer is not None and timer <= now:
+            self.engine.tick(now)
+        actions: list[WorkerAction] = [*self.engine.turn(now)]
+        if self.engine.may_hand_over():
+            actions += self._hand_over(now)
+        actions += self._plan(now)
+        actions += self._tell_polling()
+        return actions
+
+    def next_turn_at(self, now: float) -> float | None:
+        """After a turn at `now`."""
+        times = [] if (timer := self.engine.next_timer()) is None else [timer]
+        if self._plans and now < (plan_at := self._pace.plan_at(self._computing_since)) < inf:
+            times.append(plan_at)
+        return min(times, default=None)
+
+    def step_lasts(self, now: float) -> float:
+        """How long the step that computes has taken so far; 0 when none does."""
+        return now - self._computing_since if self._plans else 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is computed and no ticket is open."""
+        return not self._plans and not self._is_polling
+
+    def _hear(self, one: Heard, now: float) -> None:
+        if isinstance(one, StepResult):
+            self._commit(one, now)
+        else:
+            self.engine.handle(one, now)
+
+    def _commit(self, result: StepResult, now: float) -> None:
+        plan = self._plans.popleft()
+        self._computing_since = now
+        self.num_steps += 1
+        if all(item.is_decode for item in plan.items):
+            self._pace.learn(result.seconds)
+        self.engine.commit(result, now)
+
+    def _hand_over(self, now: float) -> list[WorkerAction]:
+        self._boot = self._next_boot(self._boot)
+        self.engine = self.engine.successor(self._boot)
+        return [RoleTaken(self.engine.role, self._boot), *self.engine.turn(now)]
+
+    def _plan(self, now: float) -> Iterator[WorkerAction]:
+        if not self._plans:
+            self._computing_since = now
+        elif now < self._pace.plan_at(self._computing_since):
+            return
+        if (plan := self.engine.plan(now)) is not None:
+            self._plans.append(plan)
+            self._is_resting = False
+            yield ComputeStep(plan)
+        elif not self._plans and not self._is_resting:
+            self._is_resting = True
+            yield Rest()
+
+    def _tell_polling(self) -> Iterator[WorkerAction]:
+        is_active = self.engine.transfer_active()
+        if is_active != self._is_polling:
+            self._is_polling = is_active
+            yield Polling(is_active)
