@@ -76,7 +76,7 @@ class Side:
 
     def turn(self, now: float) -> EngineTurn:
         """A call whose actions come behind those of the calls before."""
-        return EngineTurn(now, actions=self.out)
+        return EngineTurn(now, False, self.out)
 
     def _has_no_end(self, command: Action) -> bool:
         """An attach for an endpoint that was fenced meanwhile."""

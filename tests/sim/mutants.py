@@ -264,7 +264,7 @@ MUTANTS = (
         "for first in range(start, token_len(self.output)",
         "for first in range(start + 1, token_len(self.output)",
     ),
-    Mutant("half_a_link", "F9", _LINKS, "case Reception.LEFT, _ if is_dialled:", "case Reception.LEFT, _ if False:"),
+    Mutant("half_a_link", "F9", _LINKS, "case Reception.LEFT if is_dialled:", "case Reception.LEFT if False:"),
     Mutant("half_a_link_to_the_front", "F9", _WORKERS, "case Reception.LEFT, _:", "case Reception.LEFT, _ if False:"),
     Mutant("link_ends_without_fence", "A10", _LINKS, "        turn.do(FencePeer(name))\n", ""),
     Mutant(

@@ -29,7 +29,7 @@ Delays = Callable[[PeerName, PeerName, Envelope], Sequence[float] | None]
 
 def act(worker: SimWorker, call: Callable[[EngineTurn], object]) -> None:
     """Have a worker's engine do, between two turns, what no event asks for."""
-    turn = EngineTurn(worker.now)
+    turn = EngineTurn(worker.now, False, [])
     call(turn)
     worker.instance._pending += turn.actions
 

@@ -90,7 +90,7 @@ def test_a_question_about_a_room_that_is_gone_ends_the_attempt() -> None:
     duo.run(0.4)
     room = duo.prefill_room(asked)
     assert room is not None
-    duo.prefill._fail(room, FailReason.OVERLOADED, "said over a connection that broke", EngineTurn(0.0))
+    duo.prefill._fail(room, FailReason.OVERLOADED, "said over a connection that broke", EngineTurn(0.0, False, []))
     duo.run(0.6)
     assert duo.decode_room(asked) is not None
     duo.link = lambda src, dst, envelope: None

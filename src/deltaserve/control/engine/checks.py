@@ -43,17 +43,17 @@ STEP_FAILURES: Mapping[ItemOutcome, Refusal] = {
 """What ends a request whose item was not computed."""
 _TICKETS = 1 << 63
 _DECODES = (Role.DECODE.value, Role.UNIFIED.value)
-_ORDERS: Mapping[str, tuple[type, ...]] = {
-    Role.FRONT.value: (Submit, Cancel, Finish, Flush, ChangeRole, Hello),
-    Role.PREFILL.value: (Queued, Starting, Failed, Draining, Sent, Drained, PromptLogprobs),
-    **dict.fromkeys(_DECODES, (Offer, Ask, AskLogprobs, Grant, Revoke, Cancel)),
+_ORDERS: Mapping[str, frozenset[type]] = {
+    Role.FRONT.value: frozenset({Submit, Cancel, Finish, Flush, ChangeRole, Hello}),
+    Role.PREFILL.value: frozenset({Queued, Starting, Failed, Draining, Sent, Drained, PromptLogprobs}),
+    **dict.fromkeys(_DECODES, frozenset({Offer, Ask, AskLogprobs, Grant, Revoke, Cancel})),
 }
 """Role |-> what a worker takes from it. Pages move between prefill and decode only: a front has no endpoint here."""
 
 
 def may_say(role: str, message: Message) -> bool:
     """Whether a message is one that peers of this role send to workers."""
-    return isinstance(message, _ORDERS.get(role, ()))
+    return type(message) in _ORDERS.get(role, ())
 
 
 def are_pair(ours: Role, theirs: str) -> bool:

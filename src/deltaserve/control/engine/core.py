@@ -70,6 +70,8 @@ class _Change:
 class _Owner:
     """Whose the waiting requests are, while one call of `admit` runs: prompts of readers, or rooms of fronts."""
 
+    __slots__ = ("_intake", "_outflow", "_turn", "may_start")
+
     def __init__(self, outflow: Outflow, intake: Intake, turn: EngineTurn) -> None:
         self.may_start = outflow.may_start
         self._outflow = outflow
@@ -123,7 +125,7 @@ class EngineCore:
     # ------------------------------------------------------------ driving
 
     def _begin(self, now: float) -> EngineTurn:
-        return EngineTurn(now, self._is_draining)
+        return EngineTurn(now, self._is_draining, [])
 
     def handle(self, event: Event, now: float) -> None:
         turn = self._begin(now)
@@ -194,18 +196,18 @@ class EngineCore:
         self.serving.drop_peer(peer, reason, turn)
 
     def turn(self, now: float) -> list[Action]:
-        turn = self._begin(now)
+        turn, self._pending = EngineTurn(now, self._is_draining, self._pending), []
         waiting, owner = self.parts.scheduler.waiting, _Owner(self.outflow, self.serving.intake, turn)
         for request in waiting.admit(now, owner):
             if not self.outflow.started(request, turn):
                 self.serving.started(request, now)
-        self._queue_again(turn)
+        if self.parts.scheduler.has_displaced:
+            self._queue_again(turn)
         self.serving.flush(turn)
         self._go_on_changing(turn)
         if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
             self.links.tell_fronts(events, turn)
-        actions, self._pending = self._pending + turn.actions, []
-        return actions
+        return turn.actions
 
     # ------------------------------------------------------------ another role
 
@@ -245,9 +247,10 @@ class EngineCore:
 
     def plan(self, now: float) -> StepPlan | None:
         plan = self.parts.scheduler.steps.plan() if self.parts.scheduler.steps.has_work() else None
-        turn = self._begin(now)
-        self._queue_again(turn)
-        self._pending += turn.actions
+        if self.parts.scheduler.has_displaced:
+            turn = self._begin(now)
+            self._queue_again(turn)
+            self._pending += turn.actions
         return plan
 
     def _queue_again(self, turn: EngineTurn) -> None:

@@ -12,7 +12,7 @@ Links to fronts carry no data and are ready with the Hello itself.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import xxhash
 
@@ -57,8 +57,7 @@ _STRANGER_S = 60.0
 """A peer that is not there and was not dialled is forgotten after so long."""
 
 
-@dataclass(frozen=True, slots=True)
-class FromPeer:
+class FromPeer(NamedTuple):
     """What a frame turned out to be."""
 
     peer: Peer
@@ -260,26 +259,32 @@ class PeerLinks:
             self.ignore()
             return FromPeer(Peer(name), None)
         received = self._handshake.receive(envelope, turn.now)
-        peer, is_gone, is_dialled = received.peer, received.is_gone, name in self._dialled
+        if received.reception is Reception.CURRENT:
+            return FromPeer(received.peer, envelope.body if may_say(received.peer.role, envelope.body) else None)
         if received.is_new:
             self._begin_life(received, turn)
-        match received.reception, envelope.body:
-            case Reception.HELLO, Hello() as hello:
-                return self._on_hello(peer, hello, turn, is_gone)
-            case Reception.MISADDRESSED, _:
-                turn.do(self._frame_to(name, Boot(envelope.src_boot), Heartbeat()))  # it hears who is here now
-            case ((Reception.UNGREETED | Reception.BOTH_UNREADY), _) if is_dialled:
-                if is_gone:
+        if isinstance(envelope.body, Hello) and received.reception is Reception.HELLO:
+            return self._on_hello(received.peer, envelope.body, turn, received.is_gone)
+        is_over = self._answer(received, Boot(envelope.src_boot), turn)
+        return FromPeer(received.peer, None, received.is_gone or is_over)
+
+    def _answer(self, received: Received, boot: Boot, turn: EngineTurn) -> bool:
+        """Tell a peer how it stands with us; whether what was agreed with it is over."""
+        name = received.peer.name
+        is_dialled = name in self._dialled
+        match received.reception:
+            case Reception.MISADDRESSED:
+                turn.do(self._frame_to(name, boot, Heartbeat()))  # it hears who is here now
+            case Reception.UNGREETED | Reception.BOTH_UNREADY if is_dialled:
+                if received.is_gone:
                     self.greet(name, turn)
-            case Reception.UNGREETED, _:
+            case Reception.UNGREETED:
                 self.send(name, NOT_READY, turn)
-            case Reception.LEFT, _ if is_dialled:
+            case Reception.LEFT if is_dialled:
                 self.fence(name, turn)
                 self.greet(name, turn)
-                return FromPeer(peer, None, is_gone=True)
-            case Reception.CURRENT, body if may_say(peer.role, body):
-                return FromPeer(peer, body, is_gone)
-        return FromPeer(peer, None, is_gone)
+                return True
+        return False
 
     def _begin_life(self, received: Received, turn: EngineTurn) -> None:
         """Another start of a peer may have another configuration, and has another endpoint."""

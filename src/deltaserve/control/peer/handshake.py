@@ -11,8 +11,8 @@
 A frame of a start that is not known yet begins a new life of its peer: what was held for the former one is over.
 """
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from deltaserve.control.peer.table import Peer, PeerState, PeerTable, Verdict
 from deltaserve.core.ids import Boot, PeerName
@@ -27,12 +27,6 @@ class Saying(Enum):
     HELLO = "hello"
     NOT_READY = "not_ready"
     ELSE = "else"
-
-    @classmethod
-    def of(cls, body: Message) -> "Saying":
-        if isinstance(body, Hello):
-            return cls.HELLO
-        return cls.NOT_READY if body == NOT_READY else cls.ELSE
 
 
 class Reception(Enum):
@@ -66,8 +60,7 @@ RECEPTIONS: dict[PeerState, dict[Saying, Reception]] = {
 """Frames that are neither stale nor misaddressed: state of their peer |-> what they say |-> what they are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """A frame's peer, and what the frame is."""
 
     peer: Peer
@@ -85,6 +78,12 @@ class Received:
         return self.former_role is not None
 
 
+def _saying(body: Message) -> Saying:
+    if isinstance(body, Hello):
+        return Saying.HELLO
+    return Saying.NOT_READY if body == NOT_READY else Saying.ELSE
+
+
 class Handshake:
     """Receives the frames of all peers of one process."""
 
@@ -99,7 +98,7 @@ class Handshake:
 
     def receive(self, envelope: Envelope, now: float) -> Received:
         """Judge a frame; a new life of its peer has begun when this returns."""
-        peer, saying = self.table.get(PeerName(envelope.src)), Saying.of(envelope.body)
+        peer, saying = self.table.get(PeerName(envelope.src)), _saying(envelope.body)
         was_broken = peer.broken_since is not None
         verdict = self.table.judge(envelope, now)
         if verdict is Verdict.DEAD_BOOT:

@@ -46,8 +46,12 @@ class Scheduler:
     def is_idle(self) -> bool:
         """Nobody waits, runs, or is ending. (Rows that the executor is still to close are told with the next plan.)"""
         has_requests = len(self.waiting) or len(self.running)
-        is_told = not self.running.has_retracted and not self.waiting.holders.has_yielded
-        return self.steps.is_idle and is_told and not has_requests
+        return self.steps.is_idle and not self.has_displaced and not has_requests
+
+    @property
+    def has_displaced(self) -> bool:
+        """Whether requests lost their memory to others, and their owner was not told yet."""
+        return self.running.has_retracted or self.waiting.holders.has_yielded
 
     def become(self, config: SchedConfig) -> None:
         """Another engine takes over, with another role's lengths. Raises StateError unless idle."""

@@ -11,7 +11,7 @@ prompts longer than a step one at a time is admitted; shorter ones go beside it.
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from deltaserve.control.cache.prefix_cache import Match, PrefixCache
 from deltaserve.control.sched.budget import Budget
@@ -72,8 +72,7 @@ class NoOwner:
 NO_OWNER = NoOwner()
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(NamedTuple):
     """What the last try of all waiting requests depended on."""
 
     num_pushed: int
@@ -85,7 +84,7 @@ class _Seen:
 
     def forestalls(self, later: "_Seen") -> bool:
         """Whether trying again can come to nothing else."""
-        return self.num_pushed == later.num_pushed and self.settles(later)
+        return self == later or (self.num_pushed == later.num_pushed and self.settles(later))
 
     def settles(self, later: "_Seen") -> bool:
         """Whether trying those again who were there can come to nothing else."""
