@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from deltaserve.server.chat import ChatBody
-from deltaserve.server.completions import CompletionBody
-from deltaserve.server.generate import GenerateBody, GenerateSampling
+from deltaserve.server.dialects.chat import ChatBody
+from deltaserve.server.dialects.completions import CompletionBody
+from deltaserve.server.dialects.generate import GenerateBody, GenerateSampling
 from deltaserve.server.info_routes import DetokenizeBody, TokenizeBody
 
 BODIES = (ChatBody, CompletionBody, GenerateBody, GenerateSampling, TokenizeBody, DetokenizeBody)

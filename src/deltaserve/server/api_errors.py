@@ -2,19 +2,21 @@
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from deltaserve.core.errors import ENDS_THE_CALLER, DeadlineTooShort, FailReason, RequestFailed
 
 MAX_MESSAGE_CHARS = 400
+Json = dict[str, object]
+"""A JSON object of an answer."""
 CLIENT_CLOSED = 499
 """Status in logs and counters of a request whose client went away; nobody receives it."""
 
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """An answer in OpenAI's error shape. `message` must not echo more than 80 characters of the request."""
+    """Why a request is not served. `message` must not echo more than 80 characters of the request."""
 
     status: int
     code: str
@@ -22,8 +24,8 @@ class ApiError(Exception):
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def body(self) -> dict[str, object]:
-        """The reply as JSON-ready `{"error": {...}}`."""
+    def body(self) -> Json:
+        """The error in OpenAI's shape: `{"error": {...}}`, JSON-ready."""
         return {
             "error": {
                 "message": self.message[:MAX_MESSAGE_CHARS],
@@ -33,6 +35,30 @@ class ApiError(Exception):
             }
         }
 
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ErrorShape:
+    """How a dialect writes an error, and how the API's description says so."""
+
+    name: str
+    """Name of its schema; no two shapes share one."""
+    description: str
+    schema: Json
+    body: Callable[[ApiError], Json]
+
+
+_TEXT: Json = {"type": "string"}
+_FIELDS: Json = {"message": _TEXT, "type": _TEXT, "code": _TEXT, "param": {"type": ["string", "null"]}}
+
+
+def closed_object(**fields: object) -> Json:
+    """The schema of an object with these fields and no others."""
+    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+
+
+OPENAI_ERRORS = ErrorShape(
+    "Error", "An error in OpenAI's shape", closed_object(error=closed_object(**_FIELDS)), ApiError.body
+)
 
 NOT_OURS = (asyncio.CancelledError, *ENDS_THE_CALLER)
 """What ends a handler from outside. Any other BaseException is a failure of the handler: a panic of a library in Rust

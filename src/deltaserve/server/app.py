@@ -13,11 +13,12 @@ from deltaserve.control.front.client import Engine
 from deltaserve.server import docs_page
 from deltaserve.server import info_routes as info
 from deltaserve.server.api_errors import ApiError, excerpt
+from deltaserve.server.dialects.registry import DIALECTS
 from deltaserve.server.edge import Edge
 from deltaserve.server.front import Front
-from deltaserve.server.generating_routes import CHAT, COMPLETIONS, GENERATE
-from deltaserve.server.openapi import HttpRoute, document
-from deltaserve.server.replies import error_reply, json_reply
+from deltaserve.server.openapi import document
+from deltaserve.server.replies import json_reply
+from deltaserve.server.routes import Access, HttpRoute
 from deltaserve.server.settings import Right, ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
 
@@ -43,9 +44,7 @@ async def openapi(front: Front, request: Request) -> Response:
 
 
 PUBLIC = (
-    HttpRoute("POST", "/v1/completions", COMPLETIONS.serve, "Continue a prompt", COMPLETIONS.body),
-    HttpRoute("POST", "/v1/chat/completions", CHAT.serve, "Continue a conversation", CHAT.body),
-    HttpRoute("POST", "/generate", GENERATE.serve, "Continue a prompt, in SGLang's dialect", GENERATE.body),
+    *(dialect.route for dialect in DIALECTS),
     HttpRoute("POST", "/tokenize", info.tokenize, "Ids of a prompt or a conversation", info.TokenizeBody),
     HttpRoute("POST", "/detokenize", info.detokenize, "Text of token ids", info.DetokenizeBody),
     HttpRoute("GET", "/v1/models", info.models, "The model served"),
@@ -55,16 +54,16 @@ PUBLIC = (
     HttpRoute("GET", "/model_info", info.model_info, "Vocabulary, context length, version"),
     HttpRoute("GET", "/get_model_info", info.model_info, "Vocabulary, context length, version"),
     HttpRoute("GET", "/version", info.version, "Version of this server"),
-    HttpRoute("GET", "/health", info.readyz, "Ready for requests, or why not"),
-    HttpRoute("GET", "/readyz", info.readyz, "Ready for requests, or why not"),
-    HttpRoute("GET", "/ping", info.readyz, "Ready for requests, or why not"),
+    HttpRoute("GET", "/health", info.readyz, "Ready for requests, or why not", access=Access.PROBE),
+    HttpRoute("GET", "/readyz", info.readyz, "Ready for requests, or why not", access=Access.PROBE),
+    HttpRoute("GET", "/ping", info.readyz, "Ready for requests, or why not", access=Access.PROBE),
     HttpRoute("GET", "/health_generate", info.health_generate, "One token is generated"),
-    HttpRoute("GET", "/livez", info.livez, "Alive"),
+    HttpRoute("GET", "/livez", info.livez, "Alive", access=Access.PROBE),
     HttpRoute("GET", "/openapi.json", openapi, "This document"),
 )
 PAGES = (
-    HttpRoute("GET", "/", docs_page.home, "To the page"),
-    HttpRoute("GET", "/docs", docs_page.page, "The API, for people"),
+    HttpRoute("GET", "/", docs_page.home, "To the page", access=Access.PAGE),
+    HttpRoute("GET", "/docs", docs_page.page, "The API, for people", access=Access.PAGE),
 )
 """Pages for browsers; no part of the API that /openapi.json describes."""
 ADMIN = (
@@ -76,6 +75,9 @@ ADMIN = (
     HttpRoute("POST", "/admin/role", info.change_role, "Give a worker another role"),
     HttpRoute("GET", "/admin/requests/{id}", info.past_request, "Where a recent request's time went"),
 )
+EVERY = {route.path: route for route in PAGES + PUBLIC + ADMIN}
+"""By path, whichever listener they are on."""
+PROBES = frozenset(path for path, route in EVERY.items() if route.access is Access.PROBE)
 
 
 def _application(front: Front, routes: Sequence[HttpRoute], right: Right) -> Starlette:
@@ -84,18 +86,19 @@ def _application(front: Front, routes: Sequence[HttpRoute], right: Right) -> Sta
     app.state.front = front
     for route in routes:
         app.add_route(route.path, partial(route.serve, front), methods=[route.method])
-    app.add_middleware(Edge, front=front, right=right, known_paths=frozenset(e.path for e in routes))
+    served = frozenset(route.path for route in routes)
+    app.add_middleware(Edge, front=front, right=right, routes=EVERY, served_paths=served)
     return app
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """The framework's own refusals: unknown path, wrong method."""
+    """The framework's own refusals: unknown path, wrong method. Raises them as what the edge answers."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
     headers = error.headers or {}
     details = {404: _no_route(request), 405: _no_method(request, headers.get("Allow"))}
     detail = details.get(error.status_code, error.detail)
-    return error_reply(ApiError(error.status_code, code, detail, headers=headers))
+    raise ApiError(error.status_code, code, detail, headers=headers)
 
 
 def _no_route(request: Request) -> str:

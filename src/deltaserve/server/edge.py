@@ -11,19 +11,24 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deltaserve.core.ids import Namespace
-from deltaserve.server.api_errors import CLIENT_CLOSED, NOT_OURS, ApiError, ClientGone, excerpt
+from deltaserve.server.api_errors import (
+    CLIENT_CLOSED,
+    NOT_OURS,
+    OPENAI_ERRORS,
+    ApiError,
+    ClientGone,
+    ErrorShape,
+    excerpt,
+)
 from deltaserve.server.front import Front
 from deltaserve.server.hosts import allowed_hosts, host_name, is_own_name
 from deltaserve.server.read import CALLER, ID_CHARACTERS, Caller
 from deltaserve.server.replies import error_reply
+from deltaserve.server.routes import Access, HttpRoute
 from deltaserve.server.settings import ApiKey, HttpLimits, Right
 
 _log = logging.getLogger("deltaserve.server")
 _SAFE_ID = re.compile(rf"[{ID_CHARACTERS}]{{1,128}}\Z")
-OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/ping"})
-"""Probes need no key: they tell nothing but their state and start no work."""
-PUBLIC_PATHS = OPEN_PATHS | {"/", "/docs"}
-"""Nor does a page that is the same on every server: a browser cannot send a key with the address it opens."""
 DEFAULT_NAMESPACE = Namespace("default")
 OTHER_PATH = "other"
 
@@ -32,22 +37,28 @@ _SINGLE = (b"authorization", b"content-type", b"content-encoding", b"x-deadline-
 
 
 class Edge:
-    """Wraps the application of one listener. `right` is what a key must allow to be served here."""
+    """Wraps the application of one listener. `right` is what a key must allow to be served here; `routes` are those of
+    all listeners, by path."""
 
-    def __init__(self, app: ASGIApp, front: Front, right: Right, known_paths: frozenset[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, front: Front, right: Right, routes: Mapping[str, HttpRoute], served_paths: frozenset[str]
+    ) -> None:
         self._app = app
         self._front = front
         self._right = right
-        self._known_paths = known_paths
+        self._routes = routes
+        self._served_paths = served_paths
         self._keys = {_digest(key.secret.encode()): key for key in front.settings.api_keys}
         self._hosts = allowed_hosts(front.settings, right)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = _Reply(send, _request_id(scope))
+        route = self._routes.get(scope["path"])
+        access = route.access if route else Access.KEY
+        reply = _Reply(send, _request_id(scope), route.errors if route else OPENAI_ERRORS)
         try:
             headers = _checked_headers(scope, self._front.settings.http)
-            self._check_host(scope["path"], headers)
-            key = self._authenticate(scope["path"], headers)
+            self._check_host(access, headers)
+            key = self._authenticate(access, headers)
             namespace = key.namespace if key else DEFAULT_NAMESPACE
             scope[CALLER] = Caller(reply.request_id, namespace, time.monotonic())
             await self._app(scope, receive, reply.send)
@@ -66,13 +77,13 @@ class Edge:
             message = f"the server failed; its log names {reply.request_id}"
             await reply.refuse(ApiError(500, "internal_error", message), scope, receive)
         finally:
-            path = scope["path"] if scope["path"] in self._known_paths else OTHER_PATH
+            path = scope["path"] if scope["path"] in self._served_paths else OTHER_PATH
             self._front.metrics.responses.labels(path, str(reply.status)).inc()
 
-    def _check_host(self, path: str, headers: Mapping[bytes, bytes]) -> None:
+    def _check_host(self, access: Access, headers: Mapping[bytes, bytes]) -> None:
         """Raises ApiError 421 where only names of this machine are answered and the client used another."""
         host = headers.get(b"host")
-        if self._hosts is None or host is None or path in OPEN_PATHS:
+        if self._hosts is None or host is None or access is Access.PROBE:
             return
         name = host_name(host.decode("latin-1"))
         if name is None or (name not in self._hosts and not is_own_name(name)):
@@ -80,9 +91,9 @@ class Edge:
             message = f"the Host header is {shown}: this server answers to localhost and names of --allowed-hosts"
             raise _closing(421, "wrong_host", message)
 
-    def _authenticate(self, path: str, headers: Mapping[bytes, bytes]) -> ApiKey | None:
+    def _authenticate(self, access: Access, headers: Mapping[bytes, bytes]) -> ApiKey | None:
         """The key of this request; None when keys are not in use. Raises ApiError 401 or 403."""
-        if not self._keys or path in PUBLIC_PATHS:
+        if not self._keys or access is not Access.KEY:
             return None
         scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
         digest = _digest(secret.strip())
@@ -99,8 +110,9 @@ class Edge:
 class _Reply:
     """A response on its way out: names the request, remembers the status."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, errors: ErrorShape) -> None:
         self.request_id = request_id
+        self._errors = errors
         self.status: int | None = None
         self.started = False
         self._send = send
@@ -115,7 +127,7 @@ class _Reply:
     async def refuse(self, error: ApiError, scope: Scope, receive: Receive) -> None:
         """Answer with an error, unless an answer has begun."""
         if not self.started:
-            await error_reply(error)(scope, receive, self.send)
+            await error_reply(error, self._errors)(scope, receive, self.send)
 
 
 def _digest(secret: bytes) -> bytes:

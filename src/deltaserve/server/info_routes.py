@@ -6,6 +6,7 @@ import logging
 import secrets
 from functools import partial
 
+from pydantic import ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -34,6 +35,7 @@ _LONGEST_GRACE_S = 3600.0
 class TokenizeBody(Body):
     """Either a raw prompt or a conversation."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "Hello"}]})
     model: str | None = None
     prompt: str | None = None
     messages: Items[ChatMessage] | None = None
@@ -44,6 +46,7 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """Ids to turn into text."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": [1, 2, 3]}]})
     model: str | None = None
     tokens: list[object]
     skip_special_tokens: bool | None = None

@@ -4,7 +4,6 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 import msgspec
 from pydantic import ConfigDict
@@ -22,17 +21,6 @@ from deltaserve.server.text.sample_text import TextOptions
 from deltaserve.server.text.text_codec import TextCodec
 
 MAX_SALT_BYTES = 256
-
-
-class Streaming(Enum):
-    """How the answer goes out."""
-
-    WHOLE = "whole"
-    EVENTS = "events"
-    EVENTS_AND_USAGE = "events_and_usage"
-    """One more event, with the counts."""
-    EVENTS_WITH_USAGE = "events_with_usage"
-    """Events with the usage in the last one, and the counts so far in every one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +43,7 @@ class Job:
     """When the request came, in Unix seconds."""
     model: str
     samples: tuple[Sample, ...]
-    streaming: Streaming
+    is_streamed: bool
     text: TextOptions
 
     @property
@@ -137,7 +125,7 @@ class StreamOptions(BodyPart):
 
 
 class Common(SamplingFields):
-    """Fields of both OpenAI dialects."""
+    """Fields of every dialect that has OpenAI's names; one with names of its own fills them in."""
 
     model: str | None = None
     """Name of the model; None: the one served here."""
@@ -197,12 +185,13 @@ def compose(body: Common, asker: Asker, prompts: Sequence[Prompt], asked: Sequen
             sampling = msgspec.structs.replace(first, seed=seed)
             generation = Generation(room, tokens, namespace, sampling, asker.deadline_s, cache)
             samples.append(Sample(len(samples), prompt, number == 0, generation))
+    _check_stream(body)
     return Job(
         id=job_id,
         created=int(time.time()),
         model=asker.settings.model_name,
         samples=tuple(samples),
-        streaming=_streaming(body),
+        is_streamed=bool(body.stream),
         text=TextOptions(
             stops=stop_strings(body),
             keeps_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
@@ -212,14 +201,10 @@ def compose(body: Common, asker: Asker, prompts: Sequence[Prompt], asked: Sequen
     )
 
 
-def _streaming(body: Common) -> Streaming:
+def _check_stream(body: Common) -> None:
+    if body.stream_options is None:
+        return
     if not body.stream:
-        if body.stream_options is not None:
-            raise invalid("stream_options", "stream_options is only allowed with stream")
-        return Streaming.WHOLE
-    options = body.stream_options or StreamOptions()
-    if options.include_obfuscation:
+        raise invalid("stream_options", "stream_options is only allowed with stream")
+    if body.stream_options.include_obfuscation:
         raise unsupported("stream_options.include_obfuscation", "include_obfuscation is not supported")
-    if options.include_usage and options.continuous_usage_stats:
-        return Streaming.EVENTS_WITH_USAGE
-    return Streaming.EVENTS_AND_USAGE if options.include_usage or body.timings else Streaming.EVENTS

@@ -13,7 +13,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from deltaserve.core.errors import ConfigError
-from deltaserve.server.app import create_admin_app
+from deltaserve.server.app import PROBES, create_admin_app
 from deltaserve.server.front import Front
 from deltaserve.server.protocol import MAX_HEAD_BYTES, PROBE_CONNECTIONS, protocol_factory
 from deltaserve.server.settings import ServerSettings
@@ -163,7 +163,7 @@ def _server(app: Starlette, settings: ServerSettings, max_connections: int) -> _
     return _Server(
         uvicorn.Config(
             app,
-            http=protocol_factory(http),  # type: ignore[arg-type]
+            http=protocol_factory(http, PROBES),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             backlog=_ACCEPTS_AT_ONCE,

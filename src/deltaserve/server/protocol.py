@@ -18,7 +18,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from deltaserve.server.api_errors import ApiError, body_too_large, retry_after
-from deltaserve.server.edge import OPEN_PATHS
 from deltaserve.server.hosts import in_origin_form
 from deltaserve.server.replies import ABORT_EXTENSION, error_reply
 from deltaserve.server.settings import HttpLimits
@@ -67,6 +66,7 @@ class GuardedProtocol(H11Protocol):
     def __init__(
         self,
         limits: HttpLimits,
+        probes: frozenset[str],
         extras: Extras,
         config: Config,
         server_state: ServerState,
@@ -76,6 +76,7 @@ class GuardedProtocol(H11Protocol):
         super().__init__(config, server_state, app_state, _loop)
         self.logger = logging.getLogger(_UVICORN_LOG)
         self._limits = limits
+        self._probes = probes
         self._extras = extras
         self._is_extra = False
         self._head_timer: asyncio.TimerHandle | None = None
@@ -112,7 +113,7 @@ class GuardedProtocol(H11Protocol):
                 await send(message)
 
             scope.setdefault("extensions", {})[ABORT_EXTENSION] = self.transport.abort
-            if self._is_extra and scope["path"] not in OPEN_PATHS:
+            if self._is_extra and scope["path"] not in self._probes:
                 await error_reply(_too_many())(scope, receive, send_and_drop_rest)
             else:
                 await inner(scope, receive_within_limit, send_and_drop_rest)
@@ -285,7 +286,8 @@ def _too_many() -> ApiError:
     return ApiError(503, "too_many_connections", "too many connections", headers=retry_after())
 
 
-def protocol_factory(limits: HttpLimits) -> Callable[..., GuardedProtocol]:
-    """What uvicorn calls for each connection. Its own warnings about one are off: they do not say whose it is."""
+def protocol_factory(limits: HttpLimits, probes: frozenset[str]) -> Callable[..., GuardedProtocol]:
+    """What uvicorn calls for each connection; `probes`: the paths that one beyond the limit may ask for. uvicorn's own
+    warnings about a connection are off: they do not say whose it is."""
     logging.getLogger(_UVICORN_LOG).setLevel(logging.ERROR)
-    return partial(GuardedProtocol, limits, Extras())
+    return partial(GuardedProtocol, limits, probes, Extras())

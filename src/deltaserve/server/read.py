@@ -37,7 +37,7 @@ a kilobyte and more."""
 MAX_DEPTH = 100
 """Arrays and objects of one body that stand in each other: what reads them by recursion does not fail with these."""
 
-_SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 """Narrower than float(): no signs, no underscores, no words."""
 
 _HEX = "[0-9a-fA-F]{2}"
@@ -169,7 +169,7 @@ def deadline_s(request: Request, settings: ServerSettings) -> float:
     text = request.headers.get(DEADLINE_HEADER)
     if text is None:
         return settings.default_deadline_s
-    value = float(text) if _SECONDS.fullmatch(text) else 0.0
+    value = float(text) if SECONDS.fullmatch(text) else 0.0
     if not value > 0:
         raise invalid(DEADLINE_HEADER, "the deadline header must be a number of seconds above 0")
     return min(value, settings.max_deadline_s)

@@ -11,7 +11,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from deltaserve.server.api_errors import ApiError, ClientGone
+from deltaserve.server.api_errors import OPENAI_ERRORS, ApiError, ClientGone, ErrorShape
 from deltaserve.server.settings import StreamTimes
 
 DONE = b"data: [DONE]\n\n"
@@ -31,14 +31,14 @@ def json_reply(body: object, status: int = 200, headers: Mapping[str, str] | Non
     return Response(msgspec.json.encode(body), status, headers=headers, media_type="application/json")
 
 
-def error_reply(error: ApiError) -> Response:
-    """An error in OpenAI's shape, with its headers."""
-    return json_reply(error.body(), error.status, error.headers)
+def error_reply(error: ApiError, shape: ErrorShape = OPENAI_ERRORS) -> Response:
+    """An error, with its headers."""
+    return json_reply(shape.body(error), error.status, error.headers)
 
 
-def event(body: Mapping[str, object]) -> bytes:
-    """One server-sent event with `body` as its data."""
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+def event(body: Mapping[str, object], name: str | None = None) -> bytes:
+    """One server-sent event: a `data:` line, after an `event:` line if it has a name."""
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 class SlowReader(Exception):

@@ -1,9 +1,11 @@
-"""Token counts and timings of an answer, as clients expect them."""
+"""What every dialect tells in the same numbers: cached tokens, times, log probabilities."""
 
 from collections.abc import Mapping
 
 from deltaserve.core.wire.messages import Usage
-from deltaserve.server.jobs import Common, Job
+
+LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
 
 Counted = Mapping[int, tuple[int, Usage | None]]
 """Sample index -> (output tokens shown, the engine's report)."""
@@ -25,36 +27,6 @@ def cached_details(*usages: Usage) -> dict[str, int]:
         "decode": sum(usage.decode_cached_len for usage in usages),
         "prefill": sum(usage.prefill_cached_len for usage in usages),
     }
-
-
-def _firsts(job: Job, counted: Counted) -> list[Usage]:
-    """The reports of each prompt's first sample: the others find it in the cache."""
-    found = (counted[sample.index][1] for sample in job.samples if sample.is_first)
-    return [usage for usage in found if usage is not None]
-
-
-def usage_fields(job: Job, fields: Common, counted: Counted) -> dict[str, object]:
-    """Fields at the end of an answer: OpenAI's `usage`, and SGLang's `sglext` for clients that asked for what is in
-    it."""
-    body: dict[str, object] = {"usage": usage_body(job, fields, counted)}
-    if fields.return_cached_tokens_details:
-        body["sglext"] = {"cached_tokens_details": cached_details(*_firsts(job, counted))}
-    return body
-
-
-def usage_body(job: Job, fields: Common, counted: Counted) -> dict[str, object]:
-    """OpenAI's `usage`. A prompt counts once, however many samples it has."""
-    prompt_tokens = job.prompt_len
-    output_tokens = sum(num_tokens for num_tokens, _ in counted.values())
-    body: dict[str, object] = {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": output_tokens,
-        "total_tokens": prompt_tokens + output_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(map(cached_len, _firsts(job, counted)))},
-    }
-    if fields.timings:
-        body["timings"] = [timings(index, usage) for index, (_, usage) in sorted(counted.items()) if usage is not None]
-    return body
 
 
 def timings(index: int, usage: Usage) -> dict[str, object]:
@@ -79,3 +51,8 @@ def timings(index: int, usage: Usage) -> dict[str, object]:
         "drafted_tokens": usage.num_drafts,
         "accepted_tokens": usage.num_accepted,
     }
+
+
+def finite(logprob: float) -> float:
+    """A number JSON can say."""
+    return max(logprob, LOWEST_LOGPROB)

@@ -1,19 +1,23 @@
-"""POST /v1/chat/completions: its fields, and the job they describe."""
+"""OpenAI's chat completions."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from deltaserve.server.api_errors import invalid
+from deltaserve.server.api_errors import Json, invalid
 from deltaserve.server.body_fields import Items, at_most
 from deltaserve.server.chat_messages import ChatMessage, encode_messages
-from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, check_model, compose, new_id
+from deltaserve.server.dialect import Dialect
+from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, Sample, check_model, compose, new_id
+from deltaserve.server.openai_format import OpenAiFormat
 from deltaserve.server.prompts import Prompt
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
 from deltaserve.server.text.answer_channels import Channels
-from deltaserve.server.text.sample_text import TextOptions
+from deltaserve.server.text.sample_text import TextOptions, TextPiece
+from deltaserve.server.text.text_codec import TextCodec
+from deltaserve.server.usage import finite
 
 RESERVED_OPTIONS = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}
@@ -22,8 +26,11 @@ MAX_OPTIONS = 16
 
 
 class ChatBody(Common):
-    """OpenAI's chat completions plus extensions."""
+    """OpenAI's fields plus extensions."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}]}
+    )
     messages: Items[ChatMessage]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -77,3 +84,51 @@ def _options(options: Mapping[str, object]) -> Mapping[str, object]:
         if name in RESERVED_OPTIONS or name.endswith("_token") or not name.isidentifier() or name.startswith("_"):
             raise invalid("chat_template_kwargs", "an entry has a reserved name or is not an identifier")
     return options
+
+
+class ChatFormat(OpenAiFormat):
+    """Choices with a message or its deltas, and logprobs as a list of entries."""
+
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    prompt_at_root = True
+
+    def __init__(self, codec: TextCodec, job: Job, fields: ChatBody) -> None:
+        super().__init__(codec, job, fields)
+        self._shows_reasoning = fields.include_reasoning is not False
+
+    def message(self, sample: Sample, piece: TextPiece) -> Json:
+        return {"message": {"role": "assistant", "content": piece.text, **self._reasoning(piece), "refusal": None}}
+
+    def delta(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Json:
+        role = {"role": "assistant"} if is_first else {}
+        content = {"content": piece.text} if is_first or piece.text else {}
+        return {"delta": {**role, **content, **self._reasoning(piece)}}
+
+    def _reasoning(self, piece: TextPiece) -> Json:
+        """The reasoning, named as DeepSeek's API, SGLang and vLLM named it; later versions of vLLM say `reasoning`."""
+        return {"reasoning_content": piece.reasoning} if piece.reasoning and self._shows_reasoning else {}
+
+    def logprobs(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Json:
+        entries = [
+            self._entry(token, value.logprob) | {"top_logprobs": [self._entry(*pair) for pair in value.top]}
+            for token, value in zip(piece.tokens, piece.logprobs, strict=True)
+        ]
+        return {"content": entries, "refusal": None}
+
+    def _entry(self, token: int, logprob: float) -> Json:
+        return {
+            "token": self._codec.token_label(token),
+            "logprob": finite(logprob),
+            "bytes": list(self._codec.token_bytes(token)),
+        }
+
+
+DIALECT = Dialect(
+    "/v1/chat/completions",
+    "Continue a conversation",
+    ChatBody,
+    chat_job,
+    ChatFormat,
+    ("messages", "chat_template_kwargs"),
+)

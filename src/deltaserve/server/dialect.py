@@ -1,7 +1,8 @@
-"""The generating endpoints: admit, read, validate, answer with one JSON body or a stream of events."""
+"""What a dialect of the API is, and what all of them do: admit, read, validate, answer with one body or with events."""
 
 import logging
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,34 +12,66 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deltaserve.core.errors import FailReason, RequestFailed
-from deltaserve.server.api_errors import NOT_OURS, ApiError, from_failure
+from deltaserve.server.api_errors import NOT_OURS, OPENAI_ERRORS, ApiError, ErrorShape, Json, from_failure
 from deltaserve.server.body_fields import Model
-from deltaserve.server.chat import ChatBody, chat_job
-from deltaserve.server.completions import CompletionBody, completion_job
-from deltaserve.server.formats import Body, ChatFormat, CompletionFormat, OpenAiFormat
 from deltaserve.server.front import Front
-from deltaserve.server.generate import GenerateBody, GenerateFormat, generate_job
-from deltaserve.server.jobs import Asker, Job, Streaming
+from deltaserve.server.jobs import Asker, Job
 from deltaserve.server.observe import JobRecord
 from deltaserve.server.read import THREAD_BYTES, Caller, caller_of, deadline_s
 from deltaserve.server.replies import DONE, EventStream, EventWriter, event, json_reply, race, until_gone
+from deltaserve.server.routes import HttpRoute
 from deltaserve.server.stream import Runner
 from deltaserve.server.text.sample_text import TextPiece, join
 from deltaserve.server.text.text_codec import TextCodec
+from deltaserve.server.usage import Counted
 
 _log = logging.getLogger("deltaserve.server")
-Format = OpenAiFormat | GenerateFormat
+
+
+class AnswerFormat(ABC):
+    """One job's answer in the words of its dialect, made for that job: it may remember how far the answer is.
+
+    What is not abstract is that of streams of `data:` events which end with [DONE].
+    """
+
+    @abstractmethod
+    def whole(self, pieces: Mapping[int, TextPiece], counted: Counted) -> Json:
+        """The body of a job that is not streamed; `pieces` holds every sample, complete."""
+
+    @abstractmethod
+    def events(self, piece: TextPiece, counted: Counted, *, is_first: bool) -> bytes:
+        """Server-sent events that a piece of a streamed job becomes; empty where it would say nothing.
+
+        `is_first`: the sample had no piece before.
+        """
+
+    def last_events(self, counted: Counted) -> bytes:
+        """Server-sent events after the last piece of all samples."""
+        return DONE
+
+    def error_events(self, error: ApiError) -> bytes:
+        """Server-sent events in place of the rest, where a stream that has begun fails."""
+        return event(error.body()) + DONE
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect(Generic[Model]):
-    """What sets one endpoint apart: its fields, its job, its answer's form."""
+    """What sets one endpoint apart: its fields, its job, its answer."""
 
+    path: str
+    summary: str
     body: type[Model]
     job: Callable[[Model, Asker], Job]
-    format: Callable[[TextCodec, Job, Model], Format]
+    """Validates what needs the tokenizer or the limits. Raises ApiError."""
+    answer: Callable[[TextCodec, Job, Model], AnswerFormat]
     prompt_fields: tuple[str, ...]
     """Fields that are not needed any more when the job is made."""
+    errors: ErrorShape = OPENAI_ERRORS
+    """Shape of the errors before an answer has begun."""
+
+    @property
+    def route(self) -> HttpRoute:
+        return HttpRoute("POST", self.path, self.serve, self.summary, self.body, errors=self.errors, generates=True)
 
     async def serve(self, front: Front, request: Request) -> Response:
         """One generating request. Everything that can be refused is refused before the engine hears of it."""
@@ -46,31 +79,26 @@ class Dialect(Generic[Model]):
         front.health.admit()
         with ExitStack() as held:
             place = held.enter_context(front.admission.place(caller.namespace))
-            job, form = await self._read(front, request, caller)
+            job, answer = await self._read(front, request, caller)
             front.admission.book(place, len(job.samples), job.prompt_len)
             record = JobRecord(front.recorder, job, caller, lambda: front.admission.start(place))
-            if job.streaming is Streaming.WHOLE:
-                return json_reply(await race(whole_answer(front.runner, record, form), until_gone(request.receive)))
+            if not job.is_streamed:
+                return json_reply(await race(whole_answer(front.runner, record, answer), until_gone(request.receive)))
             return EventStream(
-                partial(stream_answer, front.runner, record, form),
+                partial(stream_answer, front.runner, record, answer),
                 front.settings.stream_times,
                 on_cut=front.metrics.streams_cut.inc,
                 on_end=held.pop_all().close,  # the stream still has to be made
             )
 
-    async def _read(self, front: Front, request: Request, caller: Caller) -> tuple[Job, Format]:
+    async def _read(self, front: Front, request: Request, caller: Caller) -> tuple[Job, AnswerFormat]:
         deadline = deadline_s(request, front.settings)
         async with front.read(request, self.body) as fields:
             asker = Asker(caller.namespace, deadline, front.limits(), front.text, front.settings, front.unknown_fields)
             is_large = int(request.headers.get("content-length", THREAD_BYTES)) >= THREAD_BYTES
             job = await front.threads.run_if(is_large, partial(self.job, fields, asker))
             kept = fields.model_copy(update=dict.fromkeys(self.prompt_fields))
-            return job, self.format(front.text, job, kept)
-
-
-COMPLETIONS = Dialect(CompletionBody, completion_job, CompletionFormat, ("prompt",))
-CHAT = Dialect(ChatBody, chat_job, ChatFormat, ("messages", "chat_template_kwargs"))
-GENERATE = Dialect(GenerateBody, generate_job, GenerateFormat, ("text", "input_ids", "sampling_params"))
+            return job, self.answer(front.text, job, kept)
 
 
 @contextmanager
@@ -83,14 +111,14 @@ def recorded(record: JobRecord) -> Iterator[None]:
     except NOT_OURS:
         raise
     except BaseException as error:
-        answer = as_api_error(record.job, error)
-        outcome = answer.code
-        raise answer from error
+        failure = as_api_error(record.job, error)
+        outcome = failure.code
+        raise failure from error
     finally:
         record.end(outcome)
 
 
-async def whole_answer(runner: Runner, record: JobRecord, form: Format) -> Body:
+async def whole_answer(runner: Runner, record: JobRecord, answer: AnswerFormat) -> Json:
     """The JSON body of a job that is not streamed. Raises ApiError."""
     parts: dict[int, list[TextPiece]] = {sample.index: [] for sample in record.job.samples}
 
@@ -99,28 +127,28 @@ async def whole_answer(runner: Runner, record: JobRecord, form: Format) -> Body:
 
     with recorded(record):
         await runner.run(record.job, record.piece, keep)
-    return form.whole({index: join(pieces) for index, pieces in parts.items()}, record.counts)
+    return answer.whole({index: join(pieces) for index, pieces in parts.items()}, record.counts)
 
 
-async def stream_answer(runner: Runner, record: JobRecord, form: Format, writer: EventWriter) -> None:
+async def stream_answer(runner: Runner, record: JobRecord, answer: AnswerFormat, writer: EventWriter) -> None:
     """Writes all events of a job. A failure before the head is out raises ApiError; later it is the last event."""
     started: set[int] = set()
 
     async def emit(piece: TextPiece) -> None:
-        chunk = form.chunk(piece, record.counts, is_first=piece.index not in started)
+        events = answer.events(piece, record.counts, is_first=piece.index not in started)
         started.add(piece.index)
-        if chunk is not None:
-            await writer.write(event(chunk))
+        if events:
+            await writer.write(events)
 
     try:
         with recorded(record):
             await runner.run(record.job, record.piece, emit)
-            last = form.last_chunk(record.counts)
-        await writer.write(DONE if last is None else event(last) + DONE)
-    except ApiError as answer:
+            last = answer.last_events(record.counts)
+        await writer.write(last)
+    except ApiError as error:
         if not writer.has_started:
             raise
-        await writer.write(event(answer.body()) + DONE)
+        await writer.write(answer.error_events(error))
 
 
 def as_api_error(job: Job, error: BaseException) -> ApiError:

@@ -1,25 +1,25 @@
-"""POST /generate: SGLang's native dialect, one prompt at a time."""
+"""SGLang's native dialect, one prompt at a time."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
 import msgspec
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.core.wire.messages import FinishReason
-from deltaserve.server.api_errors import ApiError, invalid, unsupported
-from deltaserve.server.body_fields import MAX_HINT_BYTES, parse
-from deltaserve.server.body_fields import Body as Fields
-from deltaserve.server.formats import Body, finite
+from deltaserve.server.api_errors import ApiError, Json, invalid, unsupported
+from deltaserve.server.body_fields import MAX_HINT_BYTES, Body, parse
+from deltaserve.server.dialect import AnswerFormat, Dialect
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, compose, new_id
 from deltaserve.server.prompts import Prompt, read_prompt
 from deltaserve.server.read import ID_CHARACTERS
+from deltaserve.server.replies import event
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
-from deltaserve.server.usage import Counted, cached_details, cached_len
+from deltaserve.server.usage import Counted, cached_details, cached_len, finite
 
 DEFAULT_NEW_TOKENS = 128
 _OUTSIDE = frozenset({"model", "stream", "stream_options", "prompt", "messages"})
@@ -29,9 +29,12 @@ _RENAMED = {"min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 """SGLang's names of fields that are called otherwise here."""
 
 
-class GenerateBody(Fields):
+class GenerateBody(Body):
     """SGLang's body. `text` or `input_ids`, one prompt."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"text": "Hello", "sampling_params": {"max_new_tokens": 16}}]}
+    )
     text: str | None = None
     input_ids: list[object] | None = None
     sampling_params: dict[str, object] | None = None
@@ -116,7 +119,7 @@ def _prompt(body: GenerateBody, param: str, asker: Asker) -> Prompt:
     return read_prompt(value, param, asker.codec, asker.limits)
 
 
-class GenerateFormat:
+class GenerateFormat(AnswerFormat):
     """Every event repeats the text and ids so far, as SGLang's do. Each part is encoded once, and then only copied."""
 
     def __init__(self, codec: TextCodec, job: Job, fields: GenerateBody) -> None:
@@ -129,12 +132,15 @@ class GenerateFormat:
         self._lists: dict[str, _Grown] = {}
         self._last: int | None = None
 
-    def whole(self, pieces: Mapping[int, TextPiece], counted: Counted) -> Body:
-        """The body of a job that is not streamed."""
-        return self.chunk(pieces[0], counted, is_first=True)
+    def whole(self, pieces: Mapping[int, TextPiece], counted: Counted) -> Json:
+        """What a stream's last event has."""
+        return self._with(pieces[0], counted, is_first=True)
 
-    def chunk(self, piece: TextPiece, counted: Counted, *, is_first: bool) -> Body:
-        """Everything up to and with `piece`."""
+    def events(self, piece: TextPiece, counted: Counted, *, is_first: bool) -> bytes:
+        """Everything up to and with `piece`, the counts as well."""
+        return event(self._with(piece, counted, is_first=is_first))
+
+    def _with(self, piece: TextPiece, counted: Counted, *, is_first: bool) -> Json:
         sample = self._job.samples[0]
         self._text += msgspec.json.encode(piece.text)[1:-1]
         self._ids.extend(piece.tokens)
@@ -145,7 +151,7 @@ class GenerateFormat:
         if sample.generation.sampling.logprobs is not None:
             self._add_logprobs("output", piece.tokens, piece.logprobs)
         num_tokens, usage = counted[0]
-        meta: Body = {
+        meta: Json = {
             "id": self._job.id,
             "finish_reason": self._finish(piece, num_tokens),
             "prompt_tokens": len(sample.prompt.tokens),
@@ -155,10 +161,6 @@ class GenerateFormat:
             **{name: values.raw() for name, values in self._lists.items()},
         }
         return {"text": msgspec.Raw(b'"' + self._text + b'"'), "output_ids": self._ids.raw(), "meta_info": meta}
-
-    def last_chunk(self, counted: Counted) -> Body | None:
-        """None: the last piece carried the counts."""
-        return None
 
     def _add_logprobs(self, side: str, tokens: Sequence[int], values: Sequence[TokenLogprobs | None]) -> None:
         """Triples of SGLang's: logprob, id, text. The first token told of a prompt has no logprob."""
@@ -172,7 +174,7 @@ class GenerateFormat:
         text = self._codec.token_label(token) if self._fields.return_text_in_logprobs else None
         return [None if logprob is None else finite(logprob), token, text]
 
-    def _finish(self, piece: TextPiece, num_tokens: int) -> Body | None:
+    def _finish(self, piece: TextPiece, num_tokens: int) -> Json | None:
         if piece.finish is None:
             return None
         if piece.finish is FinishReason.LENGTH:
@@ -193,3 +195,13 @@ class _Grown:
 
     def raw(self) -> msgspec.Raw:
         return msgspec.Raw(b"[" + self._data + b"]")
+
+
+DIALECT = Dialect(
+    "/generate",
+    "Continue a prompt, in SGLang's dialect",
+    GenerateBody,
+    generate_job,
+    GenerateFormat,
+    ("text", "input_ids", "sampling_params"),
+)

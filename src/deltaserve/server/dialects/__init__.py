@@ -1,0 +1,1 @@
+"""Dialects of the generating endpoints, a file each; `registry.py` names them."""
