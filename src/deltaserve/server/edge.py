@@ -4,7 +4,6 @@ import hashlib
 import hmac
 import logging
 import re
-import secrets
 import time
 from collections.abc import Mapping
 
@@ -22,7 +21,7 @@ from deltaserve.server.api_errors import (
 )
 from deltaserve.server.front import Front
 from deltaserve.server.hosts import allowed_hosts, host_name, is_own_name
-from deltaserve.server.read import CALLER, ID_CHARACTERS, Caller
+from deltaserve.server.read import CALLER, ID_CHARACTERS, Caller, new_request_id
 from deltaserve.server.replies import error_reply
 from deltaserve.server.routes import Access, HttpRoute
 from deltaserve.server.settings import ApiKey, HttpLimits, Right
@@ -137,7 +136,7 @@ def _digest(secret: bytes) -> bytes:
 def _request_id(scope: Scope) -> str:
     """The client's own, if it is short and harmless, else a new one. The answer carries it back."""
     given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
-    return given if _SAFE_ID.match(given) else "req-" + secrets.token_hex(12)
+    return given if _SAFE_ID.match(given) else new_request_id()
 
 
 def _checked_headers(scope: Scope, limits: HttpLimits) -> Mapping[bytes, bytes]:

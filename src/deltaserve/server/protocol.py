@@ -4,14 +4,12 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-import secrets
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import h11
-import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -19,6 +17,7 @@ from uvicorn.server import ServerState
 
 from deltaserve.server.api_errors import ApiError, body_too_large, retry_after
 from deltaserve.server.hosts import in_origin_form
+from deltaserve.server.read import new_request_id
 from deltaserve.server.replies import ABORT_EXTENSION, error_reply
 from deltaserve.server.settings import HttpLimits
 
@@ -269,15 +268,10 @@ class GuardedProtocol(H11Protocol):
         """False once an answer of the application has begun: then there is only closing."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE) or self.transport.is_closing():
             return False
-        body = msgspec.json.encode(error.body())
-        headers = [
-            ("content-type", "application/json"),
-            ("content-length", str(len(body))),
-            ("connection", "close"),
-            ("x-request-id", "req-" + secrets.token_hex(12)),
-            *error.headers.items(),
-        ]
-        for event in (h11.Response(status_code=error.status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+        reply = error_reply(error)
+        headers = [*reply.raw_headers, (b"connection", b"close"), (b"x-request-id", new_request_id().encode())]
+        head = h11.Response(status_code=reply.status_code, headers=headers)
+        for event in (head, h11.Data(data=bytes(reply.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         return True
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import secrets
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -61,6 +62,11 @@ class Caller:
     namespace: Namespace
     received: float
     """When the request was read, in `time.monotonic()` seconds."""
+
+
+def new_request_id() -> str:
+    """Id of a request whose client gave none."""
+    return "req-" + secrets.token_hex(12)
 
 
 def caller_of(request: Request) -> Caller:

@@ -1,7 +1,4 @@
-"""The dialects that are served: a line for each, in the order of the API's description.
-
-Who deletes a dialect's file and its line has a server without it; nothing else knows its name.
-"""
+"""The dialects that are served: a line for each, in the order of the API's description."""
 
 from importlib import import_module
 from typing import Any
