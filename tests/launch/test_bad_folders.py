@@ -88,6 +88,12 @@ def _index(mapping: object) -> Damage:
     return _write(INDEX, json.dumps({"weight_map": mapping}))
 
 
+def _shard_missing(folder: Path) -> None:
+    """And no whole file beside the index, which would be taken."""
+    _index({_HEAD: "m-2.safetensors"})(folder)
+    (folder / WEIGHTS).unlink()
+
+
 def _link_out(folder: Path) -> None:
     (folder / WEIGHTS).rename(folder.parent / "elsewhere.safetensors")
     (folder / WEIGHTS).symlink_to(folder.parent / "elsewhere.safetensors")
@@ -237,7 +243,7 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     "index absolute": (_index({_HEAD: "/etc/x.safetensors"}), (INDEX, "not a plain .safetensors file name")),
     "index to a pickle": (_index({_HEAD: "model.bin"}), (INDEX, "not a plain .safetensors file name")),
     "index number": (_index({_HEAD: 1}), (INDEX, "not a plain .safetensors file name")),
-    "shard missing": (_index({_HEAD: "m-2.safetensors"}), ("m-2.safetensors: not found",)),
+    "shard missing": (_shard_missing, ("m-2.safetensors: not found",)),
     "index incomplete": (_index({_HEAD: WEIGHTS}), ("but the index says nothing",)),
     "index of another file": (_index({"model.other": WEIGHTS}), (f"{WEIGHTS}: ", "but the index says nothing")),
     # tokenizer

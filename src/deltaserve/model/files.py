@@ -7,6 +7,7 @@ from pathlib import Path
 from deltaserve.core.errors import ConfigError
 from deltaserve.model.folder_files import in_folder
 from deltaserve.model.json_object import read_json
+from deltaserve.model.other_layouts import other_layout
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -34,15 +35,19 @@ def find_gguf(path: Path) -> Path | None:
 def weight_files(model_path: Path) -> tuple[list[Path], dict[str, str]]:
     """The safetensors files in name order, and the index's tensor -> file map (empty without an index)."""
     index = model_path / INDEX_NAME
-    if os.path.lexists(index):  # a link that leads nowhere is there, and wrong
+    is_whole = os.path.lexists(model_path / SINGLE_NAME)  # a link that leads nowhere is there, and wrong
+    if os.path.lexists(index):
         mapping = _read_index(index)
-        return [_inside(model_path, name) for name in sorted(set(mapping.values()))], mapping
-    if os.path.lexists(model_path / SINGLE_NAME):
+        names = sorted(set(mapping.values()))
+        if not is_whole or all(os.path.lexists(model_path / name) for name in names):
+            return [_inside(model_path, name) for name in names], mapping
+    if is_whole:  # also beside an index of shards that are not there
         return [_inside(model_path, SINGLE_NAME)], {}
     unsafe = sorted(p.name for p in model_path.glob("*") if p.suffix in _UNSAFE_SUFFIXES)
     if unsafe:
         raise ConfigError(f"{unsafe[0]}: only safetensors and GGUF weights are loaded; convert the checkpoint")
-    raise ConfigError(f"{SINGLE_NAME}: not found in the model folder, nor {INDEX_NAME}")
+    what = other_layout(model_path)
+    raise ConfigError(f"{SINGLE_NAME}: not found in the model folder, nor {INDEX_NAME}{what}")
 
 
 def _read_index(index: Path) -> dict[str, str]:

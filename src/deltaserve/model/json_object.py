@@ -6,13 +6,14 @@ from pathlib import Path
 from deltaserve.core.errors import ConfigError
 from deltaserve.model.fields import Fields
 from deltaserve.model.folder_files import read_in_folder
+from deltaserve.model.other_layouts import other_layout
 
 
 def read_json(path: Path) -> Fields:
     """A JSON object. The message names the file, not its folder."""
     fields = read_json_if_there(path)
     if fields is None:
-        raise ConfigError(f"{path.name}: not found in the model folder")
+        raise ConfigError(f"{path.name}: not found in the model folder{other_layout(path.parent)}")
     return fields
 
 
@@ -20,7 +21,7 @@ def read_json_if_there(path: Path) -> Fields | None:
     """Fields of a JSON file; None when nothing has this name."""
     content = read_in_folder(path)
     try:
-        values = None if content is None else json.loads(content.decode())
+        values = None if content is None else json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path.name}: not readable as JSON ({_reason(error)})") from None
     if content is None:

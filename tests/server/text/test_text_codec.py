@@ -168,6 +168,7 @@ def _remove(name: str) -> Callable[[Path], object]:
         (_write("chat_template.jinja", b"{{ broken"), "does not compile"),
         (_write("chat_template.jinja", b"\xff"), "chat_template.jinja: byte 0 is not UTF-8; mend the file"),
         (_write("chat_template.jinja", b"x" * (MAX_TEMPLATE_BYTES + 1)), "at most 65536"),
+        (_write("chat_template.jinja", b"\xef\xbb\xbf \n"), "an empty template, by which every chat would be an empty"),
     ],
 )
 def test_a_damaged_folder_is_named(folder: Path, damage: Callable[[Path], object], message: str) -> None:

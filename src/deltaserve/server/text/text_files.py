@@ -15,6 +15,11 @@ from deltaserve.model.stand_ins import stand_in
 from deltaserve.server.text.library_errors import library_errors
 from deltaserve.server.text.special_tokens import TokenMaps, whole
 
+_TO_FAST = (
+    "only tokenizer.json is read; transformers writes it, from tokenizer.model, vocab.json with merges.txt or "
+    "a tiktoken file: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TemplateSource:
@@ -56,7 +61,7 @@ def _values(path: Path) -> dict[str, Any]:
 def _read_tokenizer(path: Path) -> Tokenizer:
     content = read_in_folder(path, MAX_FILE_BYTES)
     if content is None:
-        raise ConfigError(f"{path.name} is missing in {path.parent}; only fast tokenizers are supported")
+        raise ConfigError(f"{path.name} is missing in {path.parent}; {_TO_FAST}")
     instead = stand_in(content)
     if instead is not None:
         raise ConfigError(f"{path}: {instead}")
@@ -84,9 +89,12 @@ def _template_source(folder: Path, tokenizer_config: Mapping[str, object]) -> Te
     if content is not None:
         remedy = "mend the file, or remove it to serve completions without chats"
         try:
-            return TemplateSource(content.decode(), str(path), remedy)
+            source = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path}: byte {error.start} is not UTF-8; {remedy}") from error
+        if not source.strip():
+            raise ConfigError(f"{path}: an empty template, by which every chat would be an empty prompt; {remedy}")
+        return TemplateSource(source, str(path), remedy)
     return given[0] or given[1]
 
 
