@@ -2,41 +2,33 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from deltaserve.core.errors import ConfigError
 from deltaserve.model.config_overrides import idle_keys, overridden, read_overrides
 from deltaserve.model.eagle3 import eagle3_head
-from deltaserve.model.families.deepseek_v3 import DEEPSEEK_V3
-from deltaserve.model.families.gemma3 import GEMMA3, GEMMA3_WRAPPED
-from deltaserve.model.families.gpt_oss import GPT_OSS
-from deltaserve.model.families.llama import LLAMA
-from deltaserve.model.families.minimax_m2 import MINIMAX_M2
-from deltaserve.model.families.qwen3 import QWEN3
-from deltaserve.model.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT
-from deltaserve.model.families.qwen3_moe import QWEN3_MOE
-from deltaserve.model.families.qwen3_next import QWEN3_NEXT
 from deltaserve.model.family import Family, draft_head
 from deltaserve.model.fields import Fields, shown
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.open_source import open_source
 from deltaserve.model.source import TensorSource
 
-FAMILIES: tuple[Family, ...] = (
-    LLAMA,
-    QWEN3,
-    QWEN3_MOE,
-    MINIMAX_M2,
-    DEEPSEEK_V3,
-    GEMMA3,
-    GEMMA3_WRAPPED,
-    GPT_OSS,
-    QWEN3_NEXT,
-    QWEN3_5,
-    QWEN3_5_TEXT,
-    QWEN3_5_MOE,
-    QWEN3_5_MOE_TEXT,
+FAMILY_MODULES = (
+    "llama",
+    "qwen3",
+    "qwen3_moe",
+    "minimax_m2",
+    "deepseek_v3",
+    "gemma3",
+    "gpt_oss",
+    "qwen3_next",
+    "qwen3_5",
+)
+"""Names of modules in `families`: a line for each family of models, or each group of related ones."""
+FAMILIES: tuple[Family, ...] = tuple(
+    family for name in FAMILY_MODULES for family in import_module(f"deltaserve.model.families.{name}").FAMILIES
 )
 
 

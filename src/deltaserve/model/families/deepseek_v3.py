@@ -99,3 +99,4 @@ def _draft_names(spec: ModelSpec) -> DraftNames:
 
 
 DEEPSEEK_V3 = Family("deepseek_v3", "DeepseekV3ForCausalLM", _build, COMMON_RENAMES, _draft_names)
+FAMILIES = (DEEPSEEK_V3,)

@@ -108,3 +108,4 @@ GEMMA3 = Family("gemma3_text", "Gemma3ForCausalLM", _build, COMMON_RENAMES)
 GEMMA3_WRAPPED = Family(
     "gemma3", "Gemma3ForConditionalGeneration", _build_wrapped, (*_WRAPPED_RENAMES, *COMMON_RENAMES)
 )
+FAMILIES = (GEMMA3, GEMMA3_WRAPPED)

@@ -58,3 +58,4 @@ def _with_defaults(fields: Fields) -> Fields:
 
 
 GPT_OSS = Family("gpt_oss", "GptOssForCausalLM", _build, (*_RENAMES, *COMMON_RENAMES))
+FAMILIES = (GPT_OSS,)

@@ -13,3 +13,4 @@ def _build(fields: Fields) -> ModelSpec:
 
 
 LLAMA = Family("llama", "LlamaForCausalLM", _build, COMMON_RENAMES)
+FAMILIES = (LLAMA,)

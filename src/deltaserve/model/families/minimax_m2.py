@@ -64,3 +64,4 @@ def _refuse_variants(fields: Fields) -> None:
 
 
 MINIMAX_M2 = Family("minimax_m2", "MiniMaxM2ForCausalLM", _build, (*_RENAMES, *COMMON_RENAMES))
+FAMILIES = (MINIMAX_M2,)

@@ -17,3 +17,4 @@ def _build(fields: Fields) -> ModelSpec:
 
 
 QWEN3 = Family("qwen3", "Qwen3ForCausalLM", _build, COMMON_RENAMES)
+FAMILIES = (QWEN3,)

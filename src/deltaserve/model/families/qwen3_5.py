@@ -62,3 +62,4 @@ QWEN3_5_MOE = Family(
     hybrid_draft,
 )
 QWEN3_5_MOE_TEXT = Family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _with_experts, _TEXT_RENAMES, hybrid_draft)
+FAMILIES = (QWEN3_5, QWEN3_5_TEXT, QWEN3_5_MOE, QWEN3_5_MOE_TEXT)

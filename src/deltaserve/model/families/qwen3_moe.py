@@ -37,3 +37,4 @@ def _build(fields: Fields) -> ModelSpec:
 
 
 QWEN3_MOE = Family("qwen3_moe", "Qwen3MoeForCausalLM", _build, COMMON_RENAMES)
+FAMILIES = (QWEN3_MOE,)

@@ -31,3 +31,4 @@ def _build(fields: Fields) -> ModelSpec:
 
 
 QWEN3_NEXT = Family("qwen3_next", "Qwen3NextForCausalLM", _build, (*HYBRID_RENAMES, *COMMON_RENAMES), hybrid_draft)
+FAMILIES = (QWEN3_NEXT,)
