@@ -31,7 +31,7 @@ from deltaserve.control.sched.plan import PlanItem, StepPlan, TokenValues, WorkL
 from deltaserve.core.ids import RowId, StepIndex
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.tokens import pack_u32
-from deltaserve.launch.compose import Checkpoint
+from deltaserve.launch.compose import Checkpoint, transport_facts
 from deltaserve.launch.cpu import read_cpuinfo, slow_dtypes
 from deltaserve.settings.config import Settings
 from deltaserve.settings.resolve import MachineFacts, resolve
@@ -45,7 +45,9 @@ EXTEND, MANY = 16, 256
 def served_dtype(model: Path, is_avx2: bool) -> DType:
     """What resolve() comes to."""
     cpuinfo = "flags: avx2 fma" if is_avx2 else read_cpuinfo()
-    machine = MachineFacts("cpu", num_cores=2, free_bytes=1 << 40, slow_dtypes=slow_dtypes(cpuinfo))
+    machine = MachineFacts(
+        "cpu", num_cores=2, free_bytes=1 << 40, slow_dtypes=slow_dtypes(cpuinfo), transports=transport_facts()
+    )
     return DType(resolve(Settings(), Checkpoint.open(str(model)).facts(), machine).dtype)
 
 

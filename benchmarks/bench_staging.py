@@ -43,7 +43,7 @@ from torch import Tensor
 
 from benchmarks.bench_runs import Worker
 from deltaserve.compute.memory.element_conversion import fp8_codes
-from deltaserve.compute.memory.memory_block import MemoryBlock, Sharing
+from deltaserve.compute.memory.memory_block import MemoryBlock
 from deltaserve.compute.memory.staged_copies import StagedCopies
 from deltaserve.control.transfer.gate import cut_windows
 from deltaserve.core.extents import Copy, Span, runs
@@ -52,7 +52,7 @@ from deltaserve.core.layout.copy_plan import PageFormat, PlacedPages, Route, pla
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.spec import HeadBlock
 from deltaserve.core.layout.staged_route import StagedRoute
-from deltaserve.core.transport import RemoteRank, RemoteRegion, Transport, WriteId, WriteState
+from deltaserve.core.transport import RemoteRank, RemoteRegion, Sharing, Transport, WriteId, WriteState
 from deltaserve.transports.mooncake.options import MooncakeOptions
 from deltaserve.transports.mooncake.process import engine_problem
 from deltaserve.transports.mooncake.transport import MooncakeTransport

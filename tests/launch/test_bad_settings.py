@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from deltaserve.core.errors import ConfigError
+from deltaserve.launch.lacking import lacking
+from deltaserve.process.front.secrets import NO_CLUSTER_KEY
 from deltaserve.settings.flags.known_flags import OF_ANY_COMMAND
 from deltaserve.settings.flags.merge import load
 
@@ -142,23 +144,6 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("serve", [M, "--log-format", "xml"], ("--log-format 'xml'", "text, json")),
     ("decode", [M, "--log-to", "stdout"], ("--log-to", "only `deltaserve serve`")),
     ("serve", [M, "--transfer-tls", "RDMA"], ("--transfer-tls 'RDMA'", "rc,tcp,self")),
-    (
-        "serve",
-        [M, "--disaggregation-transfer-backend", "mooncake", "--transfer-tls", "tcp,self"],
-        ("--transfer-tls tcp,self", "tcp or rdma"),
-    ),
-    (
-        "decode",
-        [
-            M,
-            "--transfer-devices",
-            "a,b",
-            "--disaggregation-transfer-backend",
-            "mooncake",
-            "--trusted-data-network=10.0.0.0/8",
-        ],
-        ("--transfer-devices a,b", "--transfer-tls rdma"),
-    ),
     ("prefill", [M, "--transfer-devices", "mlx5_0:1"], ("mlx5_0:1", "--trusted-data-network")),
     ("prefill", [M, "--transfer-devices", "a b"], ("--transfer-devices 'a b'", "UCX devices")),
     ("serve", [M, "--admin-host", "0.0.0.0"], ("--admin-host 0.0.0.0", "--api-key-file")),
@@ -380,6 +365,28 @@ def test_a_secret_given_by_mistake_is_not_repeated() -> None:
 def test_nothing_is_suggested_where_nothing_is_near(flag: str) -> None:
     with pytest.raises(ConfigError, match=r"unknown flag; `deltaserve serve --help-all` lists those there are$"):
         load("serve", "", [M, flag], {})
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (
+            ["--transfer-tls", "tcp,self"],
+            "--transfer-tls tcp,self: with --disaggregation-transfer-backend mooncake it is",
+        ),
+        (
+            ["--transfer-devices", "a,b"],
+            "--transfer-devices a,b: mooncake listens on one interface, or add --transfer-tls",
+        ),
+        (["--transfer-devices", "a,b", "--transfer-tls", "rdma"], None),
+    ],
+)
+def test_what_a_transport_refuses_is_told_beside_what_is_missing(argv: list[str], line: str | None) -> None:
+    flags = [M, "--disaggregation-transfer-backend", "mooncake", "--trusted-data-network=10.0.0.0/8", *argv]
+    told = list(lacking("decode", load("decode", "", flags, {}).settings))
+    assert NO_CLUSTER_KEY in told
+    assert sum("mooncake" in one for one in told) == (line is not None)
+    assert line is None or any(one.startswith(line) for one in told)
 
 
 def test_the_corpus_is_large() -> None:

@@ -7,8 +7,9 @@ import pytest
 from deltaserve.cli.main import main
 from deltaserve.core.errors import ConfigError
 from deltaserve.launch.net_devices import check_devices, net_devices
-from deltaserve.launch.worker_command import DataDoors, data_doors
+from deltaserve.launch.worker_command import data_address
 from deltaserve.settings.config import Settings
+from deltaserve.transports.registry import DataAddress, transport_kind
 
 KNOWN = ["eth0", "lo", "mlx5_0:1", "mlx5_1:1", "mlx5_1:2"]
 
@@ -60,7 +61,7 @@ def test_where_the_kernel_does_not_tell_any_name_is_taken() -> None:
 ADDRESSES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5", "192.168.1.5"], "eth1": ["10.0.1.5"], "tap0": []}
 
 
-def doors(backend: str, network: str | None, devices: str | None, tls: str = "auto") -> DataDoors:
+def listens(backend: str, network: str | None, devices: str | None, tls: str = "auto") -> DataAddress:
     settings = Settings.model_validate(
         {
             "disaggregation": {
@@ -71,27 +72,27 @@ def doors(backend: str, network: str | None, devices: str | None, tls: str = "au
             "security": {"trusted_data_network": network},
         }
     )
-    return data_doors(settings, ADDRESSES, KNOWN)
+    return data_address(settings, transport_kind(backend), ADDRESSES, KNOWN)
 
 
 def test_nixl_gets_the_devices() -> None:
-    assert doors("nixl", None, None) == DataDoors("lo", "")
-    assert doors("nixl", "10.0.0.0/16", None) == DataDoors("eth0,eth1", "")
-    assert doors("nixl", "10.0.0.0/16", "eth0,mlx5_0:1") == DataDoors("eth0,mlx5_0:1", "")
+    assert listens("nixl", None, None) == DataAddress("lo", "")
+    assert listens("nixl", "10.0.0.0/16", None) == DataAddress("eth0,eth1", "")
+    assert listens("nixl", "10.0.0.0/16", "eth0,mlx5_0:1") == DataAddress("eth0,mlx5_0:1", "")
 
 
 def test_rdma_devices_alone_need_an_rdma_transport() -> None:
-    assert doors("nixl", "10.0.0.0/16", "mlx5_0,mlx5_1", "rc,tcp,self") == DataDoors("mlx5_0,mlx5_1", "")
+    assert listens("nixl", "10.0.0.0/16", "mlx5_0,mlx5_1", "rc,tcp,self") == DataAddress("mlx5_0,mlx5_1", "")
     with pytest.raises(ConfigError, match="mlx5_0,mlx5_1: none is an interface for tcp; add --transfer-tls rc"):
-        doors("nixl", "10.0.0.0/16", "mlx5_0,mlx5_1")
+        listens("nixl", "10.0.0.0/16", "mlx5_0,mlx5_1")
 
 
 def test_mooncake_gets_an_address_and_over_rdma_a_list_of_devices() -> None:
-    assert doors("mooncake", None, None) == DataDoors("lo", "127.0.0.1")
-    assert doors("mooncake", "10.0.0.0/24", None) == DataDoors("eth0", "10.0.0.5")
-    assert doors("mooncake", "192.168.0.0/16", "eth0") == DataDoors("eth0", "192.168.1.5")
+    assert listens("mooncake", None, None) == DataAddress("lo", "127.0.0.1")
+    assert listens("mooncake", "10.0.0.0/24", None) == DataAddress("eth0", "10.0.0.5")
+    assert listens("mooncake", "192.168.0.0/16", "eth0") == DataAddress("eth0", "192.168.1.5")
     four = "mlx5_0:1,mlx5_1:1,mlx5_1:2,mlx5_0"
-    assert doors("mooncake", "10.0.1.0/24", four, "rdma") == DataDoors("mlx5_0,mlx5_1,mlx5_1,mlx5_0", "10.0.1.5")
+    assert listens("mooncake", "10.0.1.0/24", four, "rdma") == DataAddress("mlx5_0,mlx5_1,mlx5_1,mlx5_0", "10.0.1.5")
 
 
 @pytest.mark.parametrize(
@@ -104,9 +105,9 @@ def test_mooncake_gets_an_address_and_over_rdma_a_list_of_devices() -> None:
         ("172.16.0.0/12", None, "this machine is not on it"),
     ],
 )
-def test_a_door_that_mooncake_cannot_have_is_refused(network: str, devices: str | None, said: str) -> None:
+def test_an_address_that_mooncake_cannot_have_is_refused(network: str, devices: str | None, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        doors("mooncake", network, devices)
+        listens("mooncake", network, devices)
 
 
 def test_a_worker_of_a_wrong_device_does_not_start(

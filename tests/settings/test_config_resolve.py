@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
+from deltaserve.launch.compose import transport_facts
 from deltaserve.settings.config import Settings
 from deltaserve.settings.resolve import (
     MachineFacts,
     ModelFacts,
     PoolFacts,
     ResolvedConfig,
+    TransportFacts,
     kv_bytes_per_token,
     of_one_context,
     resolve,
@@ -42,7 +44,14 @@ MODEL = ModelFacts(
     pools=one_pool,
     scratch_bytes=lambda sizes: sizes.max_rows * MIB,
 )
-MACHINE = MachineFacts(device="cpu", num_cores=8, free_bytes=4096 * MIB)
+
+
+def machine_of(**facts: Any) -> MachineFacts:
+    """Facts of a worker that may have peers elsewhere."""
+    return MachineFacts(**{"transports": transport_facts(), **facts})
+
+
+MACHINE = machine_of(device="cpu", num_cores=8, free_bytes=4096 * MIB)
 
 
 def settings(**groups: dict[str, Any]) -> Settings:
@@ -64,7 +73,7 @@ def test_defaults_on_a_cpu() -> None:
 
 
 def test_defaults_on_cuda() -> None:
-    config = resolved(machine=MachineFacts(device="cuda", num_cores=8, free_bytes=80_000 * MIB))
+    config = resolved(machine=machine_of(device="cuda", num_cores=8, free_bytes=80_000 * MIB))
     assert (config.device, config.max_running_requests, config.chunk_len) == ("cuda", 256, 8192)
 
 
@@ -79,7 +88,7 @@ def test_a_type_that_the_cpu_multiplies_slowly_is_kept_in_float32(dtype: str) ->
 
 
 def test_matrices_are_codes_where_the_native_library_computes() -> None:
-    cuda = MachineFacts(device="cuda", num_cores=8, free_bytes=80_000 * MIB)
+    cuda = machine_of(device="cuda", num_cores=8, free_bytes=80_000 * MIB)
     missing = dataclasses.replace(MACHINE, native_problem="not compiled")
     coded = dataclasses.replace(MODEL, has_codes=True)
     assert resolved(coded).quantization == "auto"
@@ -106,7 +115,7 @@ def test_a_missing_native_library_is_told_where_nobody_chose(backend: str, told:
 @pytest.mark.parametrize(
     ("machine", "groups", "why"),
     [
-        (MachineFacts(device="cuda", num_cores=8, free_bytes=80_000 * MIB), {}, "CPUs only, and the device is cuda"),
+        (machine_of(device="cuda", num_cores=8, free_bytes=80_000 * MIB), {}, "CPUs only, and the device is cuda"),
         (dataclasses.replace(MACHINE, native_problem="not compiled"), {}, "the native library: not compiled"),
         (MACHINE, {"scheduling": {"attention_backend": "torch"}}, "which --attention-backend torch leaves out"),
         (MACHINE, {"model": {"dtype": "float16"}}, "float32 or bfloat16, and --dtype is float16"),
@@ -130,7 +139,7 @@ def test_codes_that_were_asked_for_and_cannot_be_had(machine: MachineFacts, grou
 def test_flashinfer_for_what_it_does_not_compute(
     device: Literal["cpu", "cuda"], model: dict[str, str], memory: dict[str, str], why: str
 ) -> None:
-    machine = MachineFacts(device=device, num_cores=8, free_bytes=80_000 * MIB)
+    machine = machine_of(device=device, num_cores=8, free_bytes=80_000 * MIB)
     flashinfer = {"attention_backend": "flashinfer"}
     with pytest.raises(ConfigError, match=f"--attention-backend flashinfer: .*{why}"):
         resolved(machine=machine, scheduling=flashinfer, model=model, memory=memory)
@@ -138,7 +147,7 @@ def test_flashinfer_for_what_it_does_not_compute(
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "bfloat16", "fp8_e4m3"])
 def test_flashinfer_on_gpus(kv_cache_dtype: str) -> None:
-    cuda = MachineFacts(device="cuda", num_cores=8, free_bytes=80_000 * MIB)
+    cuda = machine_of(device="cuda", num_cores=8, free_bytes=80_000 * MIB)
     coded = dataclasses.replace(MODEL, has_codes=True)
     flashinfer = {"attention_backend": "flashinfer"}
     found = resolved(coded, cuda, scheduling=flashinfer, memory={"kv_cache_dtype": kv_cache_dtype})
@@ -374,14 +383,14 @@ def test_whatever_resolves_is_consistent(
 
 
 def test_workers_on_gpus_of_their_own_share_cores_and_no_memory() -> None:
-    apart = MachineFacts(device="cuda", num_cores=9, free_bytes=8192 * MIB, num_ranks=2, num_devices=2)
+    apart = machine_of(device="cuda", num_cores=9, free_bytes=8192 * MIB, num_ranks=2, num_devices=2)
     together = dataclasses.replace(apart, num_devices=1)
     assert resolved(machine=apart).num_threads == resolved(machine=together).num_threads == 4
     assert resolved(machine=apart).num_pages[0] > 2 * resolved(machine=together).num_pages[0]
 
 
 def test_transfers_of_cuda_memory_need_a_transport_for_it() -> None:
-    cuda = MachineFacts(device="cuda", num_cores=8, free_bytes=8192 * MIB)
+    cuda = machine_of(device="cuda", num_cores=8, free_bytes=8192 * MIB)
     assert resolved().transfer_tls == "tcp,self"
     assert resolved(machine=cuda).transfer_tls == "tcp,cuda_copy,self"
     assert resolved(machine=cuda, disaggregation={"transfer_tls": "rc,cuda_copy"}).transfer_tls == "rc,cuda_copy"
@@ -389,13 +398,36 @@ def test_transfers_of_cuda_memory_need_a_transport_for_it() -> None:
 
 def test_local_transfers_are_between_cpu_workers_of_one_serve() -> None:
     local = {"disaggregation_transfer_backend": "local"}
-    one_serve = dataclasses.replace(MACHINE, is_one_serve=True)
+    one_serve = dataclasses.replace(MACHINE, transports=transport_facts(in_one_serve=True))
     assert resolved(machine=one_serve, disaggregation=local).transfer_backend == "local"
-    cuda = MachineFacts(device="cuda", num_cores=8, free_bytes=8192 * MIB, is_one_serve=True)
+    cuda = machine_of(device="cuda", num_cores=8, free_bytes=8192 * MIB, transports=transport_facts(in_one_serve=True))
     for machine in (MACHINE, cuda):
         assert resolved(machine=machine).transfer_backend == "nixl"
         with pytest.raises(ConfigError, match="backend local: only between CPU workers of one `deltaserve serve`"):
             resolved(machine=machine, disaggregation=local)
+
+
+def test_a_transport_that_reads_no_tls_is_not_chosen_where_one_is_given() -> None:
+    one_serve = dataclasses.replace(MACHINE, transports=transport_facts(in_one_serve=True))
+    assert resolved(machine=one_serve).transfer_backend == "local"
+    given = resolved(machine=one_serve, disaggregation={"transfer_tls": "rc,self"})
+    assert (given.transfer_backend, given.transfer_tls) == ("nixl", "rc,self")
+
+
+def test_a_transport_moves_the_memory_of_the_device_or_is_refused() -> None:
+    cuda = machine_of(device="cuda", num_cores=8, free_bytes=8192 * MIB)
+    mooncake = {"disaggregation_transfer_backend": "mooncake"}
+    assert resolved(disaggregation=mooncake).transfer_tls == "tcp"
+    with pytest.raises(ConfigError, match="backend mooncake: moves CPU memory only; add --device cpu"):
+        resolved(machine=cuda, disaggregation=mooncake)
+
+
+def test_without_a_transport_for_the_device_only_one_worker_that_does_both_can_be() -> None:
+    transports = {"hand": TransportFacts({"cpu": "by foot"})}
+    cuda = machine_of(device="cuda", num_cores=8, free_bytes=8192 * MIB, transports=transports)
+    with pytest.raises(ConfigError, match="backend auto: there is none that moves memory of cuda"):
+        resolved(machine=cuda)
+    assert not resolved(machine=cuda, disaggregation={"disaggregation_mode": "null"}).moves_pages
 
 
 def test_a_context_that_the_pool_shortens_is_remembered() -> None:
@@ -405,7 +437,7 @@ def test_a_context_that_the_pool_shortens_is_remembered() -> None:
 
 
 def test_each_rank_of_a_worker_needs_a_gpu_of_its_own() -> None:
-    machine = MachineFacts(device="cuda", num_cores=9, free_bytes=8192 * MIB, num_ranks=4, num_devices=2)
+    machine = machine_of(device="cuda", num_cores=9, free_bytes=8192 * MIB, num_ranks=4, num_devices=2)
     assert resolve(settings(), dataclasses.replace(MODEL, tp_size=2), machine).device == "cuda"
     with pytest.raises(ConfigError, match="--tp-size 4: each rank needs a GPU of its own, and 2 can be used here"):
         resolve(settings(), dataclasses.replace(MODEL, tp_size=4), machine)

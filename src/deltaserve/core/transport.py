@@ -49,16 +49,24 @@ class FenceResult(Enum):
 class Evidence(Enum):
     """What proves that bytes have landed.
 
-    COMPLETION: a write seen DONE has landed in full, and so has the data before its notification (measured of NIXL).
-    CONTENTS: neither is taken as proof (Mooncake before 0.3.12 reports DONE over TCP before the bytes are there, and
-    nobody measured it over RDMA): pages count as landed when their checksums are right, and only a fence gives back
-    what a posted write may still touch. A page may hold the very bytes already, from an earlier life: where a
-    notification can overtake its data a reader must wipe what it grants. That of our Mooncake engines cannot: they
-    announce what was acknowledged.
+    COMPLETION: a write seen DONE has landed in full, and so has the data before its notification.
+    CONTENTS: neither is taken as proof: pages count as landed when their checksums are right, and only a fence gives
+    back what a posted write may still touch. A page may hold the very bytes already, from an earlier life: where a
+    notification can overtake its data a reader must wipe what it grants.
     """
 
     COMPLETION = "completion"
     CONTENTS = "contents"
+
+
+class Sharing(Enum):
+    """Who may map a block of CPU memory. The kernel gives huge pages to private memory more readily."""
+
+    PRIVATE = "private"
+    PROCESSES = "processes"
+    """Also a process to which the block's file is handed: a transport whose library runs in a child process."""
+    READERS = "readers"
+    """Processes to which the block's file is handed, but to read only; nobody can change its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,7 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in flags and handshakes: `local`, `nixl`, `mooncake`, `loopback`."""
+        """Name in flags and handshakes."""
         ...
 
     @property

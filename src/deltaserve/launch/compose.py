@@ -29,6 +29,7 @@ from deltaserve.core.layout.shard import Shard
 from deltaserve.core.lifetime import KEEP_ALL
 from deltaserve.core.quantization import Quantization
 from deltaserve.core.rounding import Rounding
+from deltaserve.core.transport import Evidence
 from deltaserve.launch.cgroup import read_limits, usable_cores
 from deltaserve.launch.cpu import read_cpuinfo, slow_dtypes
 from deltaserve.launch.lacking import model_problem
@@ -53,11 +54,12 @@ from deltaserve.settings.resolve import (
     PoolFacts,
     ResolvedConfig,
     StepSizes,
+    TransportFacts,
     max_drafts,
     of_one_context,
     resolve,
 )
-from deltaserve.transports.local.memory import machine_problem
+from deltaserve.transports.registry import transport_kind, transport_kinds
 
 _PORTS = range(20_000, 32_000, 2)
 """Below those that Linux chooses from (net.ipv4.ip_local_port_range): it gives none of them to anybody unasked."""
@@ -186,7 +188,7 @@ def machine_facts(settings: Settings, num_ranks: int) -> MachineFacts:
     if device == "cuda":
         gpus = _gpu_bytes(os.environ.get("CUDA_VISIBLE_DEVICES"))[:num_ranks]
         free, total = (min(sizes) for sizes in zip(*gpus, strict=True))
-        return MachineFacts(device, cores, free, num_ranks, len(gpus), total)
+        return MachineFacts(device, cores, free, num_ranks, len(gpus), total, transports=transport_facts())
     free, total = cpu_bytes()
     return MachineFacts(
         device,
@@ -198,7 +200,18 @@ def machine_facts(settings: Settings, num_ranks: int) -> MachineFacts:
         slow_dtypes(read_cpuinfo()),
         native_problem=native_problem(),
         counts_waits=counts_waits(),
+        transports=transport_facts(),
     )
+
+
+def transport_facts(in_one_serve: bool = False) -> dict[str, TransportFacts]:
+    """Transports for workers that one `serve` starts on this machine, or else for workers with peers anywhere."""
+    return {
+        kind.name: TransportFacts(
+            kind.tls, kind.limits, (in_one_serve or not kind.is_for_one_serve) and kind.machine_problem() is None
+        )
+        for kind in transport_kinds()
+    }
 
 
 def native_problem() -> str | None:
@@ -288,7 +301,7 @@ def resolve_settings(settings: Settings, checkpoint: Checkpoint) -> dict[Role, R
     num_ranks = sum(facts[role].tp_size for role in roles)
     machine = replace(
         machine_facts(settings, num_ranks),
-        is_one_serve=machine_problem() is None,
+        transports=transport_facts(in_one_serve=True),
         lends_cores=1 < len(roles) == num_ranks,  # ranks of one worker must have equally many threads
     )
     all_shares = sum(_CORE_SHARES[role] * facts[role].tp_size for role in roles)
@@ -378,7 +391,7 @@ def worker_spec(
 ) -> WorkerSpec:
     """One worker; where it listens is added by whoever starts it."""
     scheduling, disaggregation = settings.scheduling, settings.disaggregation
-    backend = resolved.transfer_backend
+    evidence = transport_kind(resolved.transfer_backend).evidence
     return WorkerSpec(
         name=name,
         role=role,
@@ -410,10 +423,10 @@ def worker_spec(
             state_interval_tokens=settings.memory.mamba_track_interval,
             state_eviction=settings.memory.state_eviction,
             radix_cache=_has_radix_cache(role, settings),
-            verify_checksums=disaggregation.verify == "crc" or backend == "mooncake",
+            verify_checksums=disaggregation.verify == "crc" or evidence is Evidence.CONTENTS,
             drain_timeout_s=disaggregation.drain_timeout_s,
         ),
-        transport=backend,
+        transport=resolved.transfer_backend,
         transport_tls=resolved.transfer_tls,
         transport_fenced=disaggregation.transfer_fenced,
         staging=None if disaggregation.staging == "off" else StagingMode(disaggregation.staging),

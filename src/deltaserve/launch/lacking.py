@@ -1,14 +1,17 @@
-"""What a command with settings needs and does not find: looked for before anything is read or opened."""
+"""What a command with settings needs and does not find, and what the branches that it names refuse: looked for before
+anything is read or opened."""
 
 import os
 import re
 from collections.abc import Iterator
 
+from deltaserve.core.branches import TRANSPORTS
 from deltaserve.core.errors import ConfigError
 from deltaserve.launch.net_devices import check_devices, net_devices
 from deltaserve.process.front.secrets import NO_CLUSTER_KEY
 from deltaserve.settings.config import Settings
 from deltaserve.settings.rules import WORKER_COMMANDS
+from deltaserve.transports.registry import TransferFlags, transport_kind
 
 _SHARE_A_KEY = (*WORKER_COMMANDS, "router")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -25,6 +28,13 @@ def lacking(command: str, settings: Settings) -> Iterator[str]:
         yield from _missing_devices(devices)
     if command in _SHARE_A_KEY and settings.security.cluster_key_file is None:
         yield NO_CLUSTER_KEY
+    transport = settings.disaggregation.disaggregation_transfer_backend
+    if transport in TRANSPORTS:
+        yield from transport_kind(transport).refuse(transfer_flags(settings))
+
+
+def transfer_flags(settings: Settings) -> TransferFlags:
+    return TransferFlags(settings.disaggregation.transfer_tls, settings.disaggregation.transfer_devices)
 
 
 def _missing_devices(devices: str) -> Iterator[str]:

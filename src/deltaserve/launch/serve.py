@@ -367,7 +367,7 @@ def describe(r: ResolvedConfig) -> str:
 def _moves(r: ResolvedConfig) -> str:
     if not r.moves_pages:
         return "no pages move (--disaggregation-mode null)"
-    over = "" if r.transfer_backend == "local" else f" over {r.transfer_tls}"
+    over = f" over {r.transfer_tls}" if r.transfer_tls else ""
     return f"pages move by {r.transfer_backend}{over}"
 
 

@@ -13,6 +13,7 @@ import msgspec
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.launch.compose import Checkpoint, divided, has_staging, machine_facts, open_checkpoint, worker_spec
+from deltaserve.launch.lacking import transfer_flags
 from deltaserve.launch.net_devices import check_devices, interface_addresses, net_devices
 from deltaserve.launch.serve import describe_staging, require_free_port, tell_native, tell_resolved
 from deltaserve.process.children.happenings import ChildStarts
@@ -23,6 +24,7 @@ from deltaserve.process.worker.worker_spec import encode_spec, worker_environmen
 from deltaserve.settings.config import Settings
 from deltaserve.settings.resolve import ResolvedConfig, auto_values, resolve
 from deltaserve.settings.rules import is_loopback
+from deltaserve.transports.registry import DataAddress, DataNetwork, TransportKind, transport_kind
 
 _LOOPBACK = "127.0.0.0/8"
 """Network to trust where none was given: settings/rules.py lets only a worker on loopback do without one."""
@@ -38,8 +40,8 @@ def run_worker_command(settings: Settings, role: Role) -> int:
         worker_spec(name, role, settings, prepared.checkpoint, prepared.resolved, prepared.secret_path),
         host=host,
         port=port,
-        transport_devices=prepared.doors.devices,
-        transport_host=prepared.doors.host,
+        transport_devices=prepared.data.devices,
+        transport_host=prepared.data.host,
     )
     tell = say if spec.log.format == "text" else say_in_json(name, sys.stderr)
     for note in prepared.checkpoint.notes:
@@ -60,23 +62,14 @@ def rehearse_worker_command(settings: Settings, role: Role) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class DataDoors:
-    """Where page transfers may listen."""
-
-    devices: str
-    """Devices as UCX_NET_DEVICES wants them; for mooncake without the ports of RDMA devices."""
-    host: str
-    """The address on them that mooncake listens on."""
-
-
-@dataclass(frozen=True, slots=True)
 class PreparedWorker:
     """What the settings amount to, before anything is opened."""
 
     checkpoint: Checkpoint
     resolved: ResolvedConfig
     secret_path: Path
-    doors: DataDoors
+    data: DataAddress
+    """Where page transfers listen."""
 
 
 def prepare_worker(settings: Settings, role: Role) -> PreparedWorker:
@@ -91,7 +84,9 @@ def prepare_worker(settings: Settings, role: Role) -> PreparedWorker:
     if facts.device == "cuda":  # of which CUDA_VISIBLE_DEVICES gives each rank its own
         facts = dataclasses.replace(facts, num_ranks=facts.num_devices)
     resolved = resolve(settings, model, facts)
-    return PreparedWorker(checkpoint, resolved, secret_path, data_doors(settings, interface_addresses(), net_devices()))
+    kind = transport_kind(resolved.transfer_backend)
+    data = data_address(settings, kind, interface_addresses(), net_devices())
+    return PreparedWorker(checkpoint, resolved, secret_path, data)
 
 
 def num_workers_here(settings: Settings) -> int:
@@ -113,36 +108,16 @@ def _in_memory(content: bytes) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def data_doors(settings: Settings, addresses: Mapping[str, Sequence[str]], known: Sequence[str]) -> DataDoors:
+def data_address(
+    settings: Settings, kind: TransportKind, addresses: Mapping[str, Sequence[str]], known: Sequence[str]
+) -> DataAddress:
     """What --transfer-devices, of the devices known here, and --trusted-data-network come to. Raises ConfigError."""
-    asked = settings.disaggregation.transfer_devices
-    if asked is not None:
-        check_devices(asked, known)
+    flags = transfer_flags(settings)
+    if flags.devices is not None:
+        check_devices(flags.devices, known)
     network = settings.security.trusted_data_network or _LOOPBACK
-    devices = asked or data_devices(network, addresses)
-    if settings.disaggregation.disaggregation_transfer_backend != "mooncake":
-        if settings.disaggregation.transfer_tls == "auto" and not set(devices.split(",")) & set(addresses):
-            raise ConfigError(
-                f"--transfer-devices {devices}: none is an interface for tcp; add --transfer-tls rc,tcp,self"
-            )
-        return DataDoors(devices, "")
-    own = [name for name in devices.split(",") if name in addresses]
-    if settings.disaggregation.transfer_tls == "rdma":
-        rdma = ",".join(name.partition(":")[0] for name in devices.split(",") if name not in own)
-        return DataDoors(rdma, _address_on(network, addresses))
-    if asked is not None and len(own) != 1:
-        raise ConfigError(f"--transfer-devices {asked}: mooncake listens on one interface, or add --transfer-tls rdma")
-    return DataDoors(devices, _address_on(network, {name: addresses[name] for name in own}))
-
-
-def _address_on(network: str, addresses: Mapping[str, Sequence[str]]) -> str:
-    """The first of these on the network. Raises ConfigError."""
-    trusted = IPv4Network(network, strict=False)
-    for own in addresses.values():
-        for address in own:
-            if IPv4Address(address) in trusted:
-                return address
-    raise ConfigError(f"--trusted-data-network {network}: {', '.join(addresses)} has no address on it")
+    devices = flags.devices or data_devices(network, addresses)
+    return kind.listen(flags, DataNetwork(network, devices, addresses))
 
 
 def data_devices(network: str, addresses: Mapping[str, Sequence[str]]) -> str:

@@ -5,10 +5,13 @@ The tree says what a value may be and what it means; `rules` says what values ma
 """
 
 import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 
+from deltaserve.core.branches import TRANSPORTS, Branch, automatic_help, branch_help
 from deltaserve.core.quantization import Quantization
 from deltaserve.core.sampling import SamplingSource
 
@@ -35,6 +38,25 @@ def _network(value: str) -> str:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class BranchWords:
+    """The words that a text may be, where a table of branches has them."""
+
+    words: tuple[str, ...]
+
+    @classmethod
+    def auto_or(cls, branches: Mapping[str, Branch]) -> "BranchWords":
+        return cls(("auto", *branches))
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return AfterValidator(self._known).__get_pydantic_core_schema__(source, handler)
+
+    def _known(self, value: str) -> str:
+        if value not in self.words:
+            raise ValueError("none of the words")
+        return value
+
+
 # A type's description is what error lines and --help say is allowed.
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS, description="an integer >= 1")]
@@ -48,6 +70,7 @@ PageSize = Annotated[
     Field(ge=1, le=MAX_PAGE_SIZE, description=f"a power of two from 1 to {MAX_PAGE_SIZE}"),
     AfterValidator(_power_of_two),
 ]
+TransferBackend = Annotated[str, BranchWords.auto_or(TRANSPORTS)]
 KvDtype = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
 Drafts = Annotated[int, Field(ge=1, le=15, description="an integer from 1 to 15")]
 """Guesses that one row may have verified in a step: with its last token they are a short extend."""
@@ -431,15 +454,26 @@ class DisaggregationSettings(Group):
         "null: one worker does both; serve runs them apart by default, prefill and decode know their own",
         commands=COMPUTING,
     )
-    disaggregation_transfer_backend: Literal["auto", "local", "nixl", "mooncake"] = option(
+    disaggregation_transfer_backend: TransferBackend = option(
         "auto",
-        "what moves the pages; local: decode copies from prefill's memory, between workers of one serve; mooncake: CPU "
-        "memory, always with checksums; auto: local where that can be and --transfer-tls is not given, else nixl",
+        "; ".join(
+            (
+                "what moves the pages",
+                *branch_help(TRANSPORTS, "disaggregation_transfer_backend"),
+                f"auto: {automatic_help(TRANSPORTS)}",
+            )
+        ),
         commands=COMPUTING,
     )
     transfer_tls: Transports | Auto = option(
         "auto",
-        "UCX_TLS of page transfers; auto is tcp,self and on cuda tcp,cuda_copy,self; mooncake: tcp (auto) or rdma",
+        "; ".join(
+            (
+                "UCX_TLS of page transfers",
+                "auto is tcp,self and on cuda tcp,cuda_copy,self",
+                *branch_help(TRANSPORTS, "transfer_tls"),
+            )
+        ),
         commands=COMPUTING,
         use="rare",
     )

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from deltaserve.core.errors import ConfigError
@@ -12,7 +12,6 @@ from deltaserve.core.quantization import Quantization
 from deltaserve.settings.config import STATES_PER_ROW, USEFUL_POOL_FACTOR, Settings
 
 Device = Literal["cpu", "cuda"]
-Backend = Literal["local", "nixl", "mooncake"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +54,18 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class TransportFacts:
+    """What the choice of a transport depends on."""
+
+    tls: Mapping[str, str]
+    """Device whose memory it moves |-> what --transfer-tls auto is; empty: it reads none."""
+    limits: str = ""
+    """What it is for, where it is not for all workers."""
+    is_usable: bool = True
+    """Whether workers like these can have it."""
+
+
+@dataclass(frozen=True, slots=True)
 class MachineFacts:
     """What there is to use, measured once, before weights are loaded."""
 
@@ -74,8 +85,8 @@ class MachineFacts:
     """Why the native library cannot compute here; None: it can."""
     counts_waits: bool = True
     """Whether its kernel tells how long threads wait for a core."""
-    is_one_serve: bool = False
-    """Whether its workers have no peer elsewhere, and can read each other's memory."""
+    transports: Mapping[str, TransportFacts] = field(default_factory=dict)
+    """Transports by name, the one that is preferred first."""
     lends_cores: bool = False
     """Whether its workers see which cores the others do not need."""
     core_shares: tuple[int, int] = (1, 0)
@@ -119,9 +130,9 @@ class ResolvedConfig:
     num_cores: int
     """Cores of this machine that this process may use."""
     num_devices: int
-    transfer_backend: Backend
+    transfer_backend: str
     transfer_tls: str
-    """Value of UCX_TLS: the ways that UCX may move data by."""
+    """The ways that it may move data by, as its library names them; empty: it has one only."""
     kv_bytes: int
     """Bytes of all pools on one rank."""
     pools: tuple[PoolFacts, ...]
@@ -140,7 +151,6 @@ _MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.85}
 _MAX_RUNNING = {"cpu": 32, "cuda": 256}
 _CHUNK_LEN = {"cpu": 512, "cuda": 8192}
 _FIRST_ATTENTION = {"cpu": "native where its library is", "cuda": "triton where it passes its test"}
-_TRANSFER_TLS = {"cpu": "tcp,self", "cuda": "tcp,cuda_copy,self"}
 _MEAN_SHARE = 0.25
 """Mean prefix as a share of the longest context: a guess that only the split between FULL pages and others goes by."""
 _PAGE_SIZE = 64
@@ -211,6 +221,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
             f"--tp-size {model.tp_size}: each rank needs a GPU of its own, and {machine.num_devices} can be used here "
             "(CUDA_VISIBLE_DEVICES); lower it, or add --device cpu"
         )
+    transfer_backend, transfer_tls = _transfer(settings, device, machine.transports)
     dtype, kv_dtype = _dtypes(settings, model, machine.slow_dtypes)
     _check_attention(settings, device, dtype, kv_dtype)
     quantization = _quantization(settings, model, device, dtype, machine)
@@ -252,8 +263,8 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         least_threads=_least_threads(settings, model.tp_size, own_threads),
         num_cores=machine.num_cores,
         num_devices=machine.num_devices,
-        transfer_backend=_transfer_backend(settings, device, machine),
-        transfer_tls=_transfer_tls(settings, device),
+        transfer_backend=transfer_backend,
+        transfer_tls=transfer_tls,
         kv_bytes=pools.num_bytes(num_pages),
         pools=pools.facts,
         shortened_from=wanted_len if context_len < wanted_len else None,
@@ -300,7 +311,7 @@ def auto_values(settings: Settings, resolved: ResolvedConfig, mode: str) -> dict
         "ep_size": "a group for each rank where the experts divide, or else 1",
         "attention_backend": f"{_FIRST_ATTENTION[resolved.device]}, or else torch",
         "disaggregation_transfer_backend": resolved.transfer_backend,
-        "transfer_tls": resolved.transfer_tls,
+        "transfer_tls": resolved.transfer_tls or f"not read: {resolved.transfer_backend} has one way only",
     }
     if settings.memory.num_pages != "auto":
         found["mem_fraction_static"] = "not read: num-pages is given"
@@ -400,10 +411,7 @@ def _device(settings: Settings, machine: MachineFacts) -> Device:
     wanted = settings.model.device
     if wanted == "cuda" and machine.device != "cuda":
         raise ConfigError("--device cuda: no CUDA device is visible here; allowed: auto, cpu")
-    found = machine.device if wanted == "auto" else wanted
-    if found != "cpu" and settings.disaggregation.disaggregation_transfer_backend == "mooncake":
-        raise ConfigError("--disaggregation-transfer-backend mooncake: moves CPU memory only; add --device cpu")
-    return found
+    return machine.device if wanted == "auto" else wanted
 
 
 def _chunk_len(settings: Settings, device: Device, page_size: int) -> int:
@@ -471,24 +479,25 @@ def _least_threads(settings: Settings, tp_size: int, num_threads: int) -> int:
     return _or_auto(settings.scheduling.num_threads, 1 if tp_size == 1 else num_threads)
 
 
-def _transfer_backend(settings: Settings, device: Device, machine: MachineFacts) -> Backend:
-    asked = settings.disaggregation.disaggregation_transfer_backend
-    can_be_local = device == "cpu" and machine.is_one_serve
+def _transfer(settings: Settings, device: Device, transports: Mapping[str, TransportFacts]) -> tuple[str, str]:
+    """What moves pages, and the ways it may move them by. Raises ConfigError."""
+    asked, tls = settings.disaggregation.disaggregation_transfer_backend, settings.disaggregation.transfer_tls
+    able = {name: facts for name, facts in transports.items() if facts.is_usable and device in facts.tls}
     if asked == "auto":
-        return "local" if can_be_local and settings.disaggregation.transfer_tls == "auto" else "nixl"
-    if asked == "local" and not can_be_local:
+        asked = next((name for name, facts in able.items() if tls == "auto" or facts.tls[device]), "")
+    if not asked and settings.disaggregation.disaggregation_mode == "null":
+        return next(iter(transports)), ""  # which no worker opens
+    if not asked:
         raise ConfigError(
-            "--disaggregation-transfer-backend local: only between CPU workers of one `deltaserve serve`, on x86-64; "
-            "leave it out, or say nixl"
+            f"--disaggregation-transfer-backend auto: there is none that moves memory of {device} by --transfer-tls "
+            f"{tls}; leave that out, or add --device cpu or --disaggregation-mode null, which moves no pages"
         )
-    return asked
-
-
-def _transfer_tls(settings: Settings, device: Device) -> str:
-    asked = settings.disaggregation.transfer_tls
-    if settings.disaggregation.disaggregation_transfer_backend == "mooncake":
-        return "tcp" if asked == "auto" else asked
-    return _TRANSFER_TLS[device] if asked == "auto" else asked
+    if asked not in able:
+        others = "".join(f", or say {name}" for name in list(able)[:1])
+        way_out = "add --device cpu" if transports[asked].is_usable else f"leave it out{others}"
+        raise ConfigError(f"--disaggregation-transfer-backend {asked}: {transports[asked].limits}; {way_out}")
+    automatic = able[asked].tls[device]
+    return asked, tls if automatic and tls != "auto" else automatic
 
 
 def _wanted_context(settings: Settings, model: ModelFacts) -> int:

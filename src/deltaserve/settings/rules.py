@@ -1,4 +1,5 @@
-"""What settings may not stand together. Each rule names both values; rules that need facts are in resolve."""
+"""What settings may not stand together. Each rule names both values; rules that need facts are in resolve, and those of
+a branch in its own folder (launch/lacking.py asks for them)."""
 
 import ipaddress
 import json
@@ -165,11 +166,6 @@ def _doors(settings: Settings, command: str) -> Iterator[str]:
     devices = settings.disaggregation.transfer_devices
     if is_worker and is_local and devices not in (None, "lo") and security.trusted_data_network is None:
         yield f"--transfer-devices {devices}: page transfers carry no authentication; add --trusted-data-network"
-    backend, tls = settings.disaggregation.disaggregation_transfer_backend, settings.disaggregation.transfer_tls
-    if backend == "mooncake" and tls not in ("auto", "tcp", "rdma"):
-        yield f"--transfer-tls {tls}: with --disaggregation-transfer-backend mooncake it is tcp or rdma"
-    if backend == "mooncake" and tls != "rdma" and "," in (devices or ""):
-        yield f"--transfer-devices {devices}: mooncake listens on one interface, or add --transfer-tls rdma"
     network = settings.network
     if not is_worker and network.admin_port == network.port:
         yield f"--admin-port {network.port}: is that of the API (--port); leave it out, or choose another"

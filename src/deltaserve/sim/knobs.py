@@ -337,7 +337,7 @@ def _with_short_lives(knobs: Knobs, chance: Chance) -> Knobs:
 
 
 def _with_acknowledged_contents(knobs: Knobs, chance: Chance) -> Knobs:
-    """Completions are no proof, but come behind the bytes (Mooncake's), in half of such runs: pages may hold anything.
+    """Completions are no proof, but come behind the bytes, in half of such runs: pages may hold anything.
 
     What stood there may be the very bytes that are on their way.
     """

@@ -15,18 +15,19 @@ import pytest
 
 from deltaserve.cli.main import main
 from deltaserve.commands.doctor import machine as doctor_machine
-from deltaserve.commands.doctor import transfer as doctor_transfer
 from deltaserve.commands.doctor.admin import admin_places
 from deltaserve.commands.doctor.machine import check_device, check_listeners, check_software
 from deltaserve.commands.doctor.model import check_model
-from deltaserve.commands.doctor.report import Level, Line
 from deltaserve.commands.doctor.server import check_server
-from deltaserve.commands.doctor.transfer import check_local, check_mooncake, check_transfer
+from deltaserve.core.findings import Level, Line
 from deltaserve.core.quantization import Quantization
 from deltaserve.process.front.secrets import read_api_keys
 from deltaserve.settings.config import Settings
 from deltaserve.settings.flags.merge import load
-from deltaserve.transports.obstacles import LibraryError
+from deltaserve.transports.local import checks as local_checks
+from deltaserve.transports.mooncake import kind as mooncake_kind
+from deltaserve.transports.nixl import checks as nixl_checks
+from deltaserve.transports.registry import LibraryError, TransportOptions
 from tests.compute.native.native_build import compiled_library
 from tests.fixtures.tiny_gguf import Kind, write_gguf
 from tests.fixtures.tiny_models import VARIANTS, Variant
@@ -96,11 +97,10 @@ def test_a_wrong_port_is_exit_code_2(port: str, capsys: pytest.CaptureFixture[st
 
 def test_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_machine, "_LIBRARIES", ("no-such-library",))
-    monkeypatch.setattr(doctor_machine, "_FOR_NIXL", "nor-this-one")
     monkeypatch.setattr(doctor_machine, "_FOR_VERIFY", "and-not-that")
     lines = list(check_software())
-    assert levels(lines) == [Level.OK, Level.FAIL, Level.WARN, Level.OK, Level.OK]
-    assert lines[3].text.endswith("pip install 'deltaserve[verify]'")
+    assert levels(lines) == [Level.OK, Level.FAIL, Level.OK, Level.OK]
+    assert lines[2].text.endswith("pip install 'deltaserve[verify]'")
 
 
 def test_device() -> None:
@@ -139,27 +139,35 @@ def test_a_door_to_the_world_is_pointed_out() -> None:
 
 def test_transfer_that_cannot_be_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The children say why; none is left."""
-    monkeypatch.setattr(doctor_transfer, "environment", lambda options: {"UCX_TLS": "self"})
-    (line,) = check_transfer()
+    monkeypatch.setattr(nixl_checks, "ucx_environment", lambda tls, devices: {"UCX_TLS": "self"})
+    *_, line = nixl_checks.check(None)
     assert line.level is Level.FAIL
     assert "UCX_TLS" in line.text
 
 
+def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_checks, "PACKAGES", ("no-such-package",))
+    line = next(iter(nixl_checks.check(None)))
+    assert line.level is Level.WARN
+    assert line.text.startswith("no-such-package is not installed; workers between which pages move by nixl need it")
+
+
 def test_local_transfers_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    (line,) = check_local()
+    (line,) = local_checks.check(None)
     assert line.level is Level.OK
     assert "bytes equal" in line.text
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    (line,) = check_local()
+    (line,) = local_checks.check(None)
     assert line.level is Level.WARN
     assert "aarch64" in line.text
 
 
 def test_what_mooncake_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an obstacle only where it was asked for."""
     missing = LibraryError("libibverbs.so.1: cannot open shared object file")
-    monkeypatch.setattr(doctor_transfer, "engine_problem", lambda options: missing)
-    for level in (Level.OK, Level.FAIL):
-        (line,) = check_mooncake(if_not=level)
+    monkeypatch.setattr(mooncake_kind, "engine_problem", lambda options: missing)
+    for options, level in ((None, Level.OK), (TransportOptions(tls="tcp"), Level.FAIL)):
+        (line,) = mooncake_kind.check(options)
         assert line.level is level
         assert str(missing) in line.text
         assert "apt-get install libibverbs1" in line.text

@@ -7,8 +7,9 @@ import os
 import pytest
 import torch
 
-from deltaserve.compute.memory.memory_block import MemoryBlock, Sharing
+from deltaserve.compute.memory.memory_block import MemoryBlock
 from deltaserve.core.ids import RegionId
+from deltaserve.core.transport import Sharing
 
 CPU = torch.device("cpu")
 NUM_BYTES = 3 * mmap.PAGESIZE + 5

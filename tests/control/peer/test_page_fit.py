@@ -69,7 +69,7 @@ def test_pages_move_in_one_way() -> None:
     ours, theirs = (replace(config(), compat=(("transport", name),)) for name in ("local", "nixl"))
     assert problems(ours, theirs) == [
         "transport: ours local, theirs nixl",
-        "say which on both sides: --disaggregation-transfer-backend nixl",
+        "say which on both sides: --disaggregation-transfer-backend NAME",
     ]
 
 

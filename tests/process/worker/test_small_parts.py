@@ -61,11 +61,13 @@ def test_a_spec_survives_its_file(tmp_path: Path) -> None:
     assert (spec.role, spec.num_pages, spec.options.share_wait_s) == (Role.PREFILL, (7,), 0.25)
     assert path.stat().st_mode & 0o077 == 0
     assert read_secret(spec) == SECRET
-    assert worker_environment(spec)["UCX_NET_DEVICES"] == "lo"
+    over_ucx = msgspec.structs.replace(spec, transport="nixl", transport_tls="tcp,self")
+    assert worker_environment(over_ucx)["UCX_NET_DEVICES"] == "lo"
+    assert not any(name.startswith("UCX") for name in worker_environment(spec))
 
 
 def test_what_ucx_prints_is_the_operators_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = read_spec(write_worker(tmp_path))
+    spec = read_spec(write_worker(tmp_path, transport="nixl", transport_tls="tcp,self"))
     monkeypatch.delenv("UCX_LOG_LEVEL", raising=False)
     assert worker_environment(spec)["UCX_LOG_LEVEL"] == "fatal"
     monkeypatch.setenv("UCX_LOG_LEVEL", "info")
@@ -75,7 +77,8 @@ def test_what_ucx_prints_is_the_operators_choice(tmp_path: Path, monkeypatch: py
 def test_a_wrong_spec_names_its_field(tmp_path: Path) -> None:
     path = write_worker(tmp_path)
     fields = msgspec.json.decode(path.read_bytes())
-    for changed, word in (({"role": "queen"}, "role"), ({"num_page": 1}, "num_page"), ({"dtype": "int4"}, "dtype")):
+    wrong = {"role": "queen", "num_page": 1, "dtype": "int4", "transport": "by hand"}
+    for word, changed in ((name, {name: value}) for name, value in wrong.items()):
         path.write_bytes(msgspec.json.encode({**fields, **changed}))
         with pytest.raises(ConfigError, match=word):
             read_spec(path)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from deltaserve.core.transport import TransportError
 from deltaserve.transports.nixl.ucx_environment import ucx_environment
-from deltaserve.transports.obstacles import memory_kind
+from deltaserve.transports.registry import cannot_open
 from tests.fixtures.mooncake_engines import need_mooncake
 from tests.process.worker.server import PROGRAMS
 
@@ -122,7 +123,8 @@ def broken_libraries(folder: Path, broken: dict[str, str]) -> Path:
 def as_asked(name: str, tried: Case, folder: Path) -> dict[str, Any]:
     own = folder / name.replace(" ", "_").replace(",", "")
     own.mkdir()
-    fields = {"transport": tried.transport, "transport_folder": str(folder), **tried.fields}
+    tls = {"nixl": {"transport_tls": "tcp,self"}, "mooncake": {"transport_tls": "tcp"}}.get(tried.transport, {})
+    fields = {"transport": tried.transport, "transport_folder": str(folder), **tls, **tried.fields}
     environ = {**ucx_environment("tcp,self", fields.get("transport_devices", "lo")), "UCX_LOG_LEVEL": "fatal"}
     path = str(broken_libraries(own, tried.broken))
     return {"fields": fields, "device": tried.device, "memory": tried.memory, "path": path, "environ": environ}
@@ -170,5 +172,5 @@ def test_with_nothing_in_the_way_it_opens(name: str, said: dict[str, str]) -> No
 
 
 def test_memory_of_one_gpu_makes_it_cuda() -> None:
-    assert memory_kind(["cpu", "cpu"]) == "host"
-    assert memory_kind(["cpu", "cuda:1"]) == "cuda"
+    assert "cannot move host memory" in cannot_open("nixl", ["cpu", "cpu"], TransportError("so"))
+    assert "cannot move cuda memory" in cannot_open("nixl", ["cpu", "cuda:1"], TransportError("so"))

@@ -39,6 +39,7 @@ def write_worker(folder: Path, model: str = "echo", name: str = "decode-0", **ch
         "max_running_requests": 1,
         "max_context_len": 64,
         "secret_path": str(secret),
+        "transport": "local",
         **changes,
     }
     path = folder / f"{name}.json"

@@ -6,9 +6,8 @@ from functools import partial
 
 from deltaserve.commands.doctor.links import check_links, link_fault
 from deltaserve.commands.doctor.machine import check_device, check_listener, check_software
-from deltaserve.commands.doctor.report import Level, Line
-from deltaserve.commands.doctor.transfer import check_mooncake, check_transfer
 from deltaserve.core.errors import ConfigError, one_line
+from deltaserve.core.findings import Level, Line
 from deltaserve.core.ids import Role
 from deltaserve.launch.compose import has_staging
 from deltaserve.launch.lacking import lacking
@@ -21,8 +20,7 @@ from deltaserve.settings.config import Settings
 from deltaserve.settings.flags.flag_help import About
 from deltaserve.settings.flags.merge import read_line
 from deltaserve.settings.flags.problems import problems_of, raise_problems
-from deltaserve.transports.mooncake.options import MooncakeOptions
-from deltaserve.transports.nixl.options import NixlOptions
+from deltaserve.transports.registry import TransportOptions, transport_kind
 
 
 def look_at(command: str, argv: Sequence[str]) -> Iterator[Line]:
@@ -48,13 +46,11 @@ def _check_worker(role: Role, settings: Settings) -> Iterator[Line]:
     yield Line(
         Level.OK,
         "listener",
-        f"any free port of {prepared.doors.devices}: page transfers, which carry no authentication",
+        f"any free port of {prepared.data.devices}: page transfers, which carry no authentication",
     )
-    tls, doors = prepared.resolved.transfer_tls, prepared.doors
-    if settings.disaggregation.disaggregation_transfer_backend == "mooncake":
-        yield from check_mooncake(MooncakeOptions(doors.host, tls, doors.devices if tls == "rdma" else ""), Level.FAIL)
-    else:
-        yield from check_transfer(NixlOptions(tls=tls, net_devices=doors.devices))
+    tls, data = prepared.resolved.transfer_tls, prepared.data
+    options = TransportOptions(tls=tls, devices=data.devices, host=data.host)
+    yield from transport_kind(prepared.resolved.transfer_backend).checks(options)
 
 
 def _check_links_listener(settings: Settings, security: LinkSecurity) -> Line:

@@ -8,16 +8,16 @@ from pathlib import Path
 from deltaserve.commands.doctor.command import look_at
 from deltaserve.commands.doctor.machine import check_device, check_listeners, check_software
 from deltaserve.commands.doctor.model import check_model
-from deltaserve.commands.doctor.report import Level, Line, verdict
 from deltaserve.commands.doctor.server import check_server
-from deltaserve.commands.doctor.transfer import check_local, check_mooncake, check_transfer
 from deltaserve.core.errors import ConfigError
+from deltaserve.core.findings import Level, Line, verdict
 from deltaserve.process.front.secrets import read_api_keys
 from deltaserve.server.settings import ApiKey
 from deltaserve.settings.config import Settings
 from deltaserve.settings.flags.flag_help import describe
 from deltaserve.settings.flags.merge import load
 from deltaserve.settings.flags.options import option_of
+from deltaserve.transports.registry import transport_kinds
 
 _SIZES = (
     "--page-size",
@@ -86,9 +86,8 @@ def _all_lines(arguments: argparse.Namespace, settings: Settings | None, keys: S
     yield from check_device()
     if arguments.base_url is None:
         yield from check_listeners(arguments.host, arguments.port)
-    yield from check_transfer()
-    yield from check_local()
-    yield from check_mooncake()
+    for kind in transport_kinds():
+        yield from kind.checks(None)
     if settings is not None:
         yield from check_model(settings)
     if arguments.base_url is not None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import zmq
 
-from deltaserve.commands.doctor.report import Level, Line
 from deltaserve.core.errors import ConfigError
+from deltaserve.core.findings import Level, Line
 from deltaserve.process.front.front_process import FrontWorker
 from deltaserve.process.links.ends import Change, Dialer
 from deltaserve.process.links.limits import LinkLimits

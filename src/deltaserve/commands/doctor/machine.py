@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 import httpx
 
 from deltaserve.commands.bench.http_client import http_client
-from deltaserve.commands.doctor.report import Level, Line
 from deltaserve.compute.native.native_library import NativeLibrary, NativeUnavailable
+from deltaserve.core.findings import Level, Line
 from deltaserve.launch.cgroup import read_limits, usable_cores
 from deltaserve.launch.compose import cpu_bytes
 from deltaserve.launch.net_devices import interface_addresses, net_devices
@@ -23,7 +23,7 @@ from deltaserve.settings.rules import is_loopback
 
 _MIN_PYTHON = (3, 11)
 _LIBRARIES = ("torch", "pyzmq", "msgspec", "starlette", "uvicorn", "tokenizers", "safetensors", "xxhash")
-_FOR_NIXL, _FOR_VERIFY = "nixl-cu12", "transformers"
+_FOR_VERIFY = "transformers"
 _LITTLE_MEMORY = 2 << 30
 _ASK_S = 2.0
 _REQUEST_ID = re.compile("req-[0-9a-f]{24}")
@@ -38,7 +38,6 @@ def check_software() -> Iterator[Line]:
     yield Line(Level.OK if is_new else Level.FAIL, "python", text)
     for name in _LIBRARIES:
         yield _library(name, Level.FAIL, "a server needs it")
-    yield _library(_FOR_NIXL, Level.WARN, "workers between which pages move by nixl need it, on several machines all")
     yield _library(_FOR_VERIFY, Level.OK, "only `deltaserve verify MODEL` needs it: pip install 'deltaserve[verify]'")
     yield _native_library()
 

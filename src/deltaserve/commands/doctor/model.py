@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from deltaserve.commands.doctor.report import Level, Line
 from deltaserve.core.errors import ConfigError
+from deltaserve.core.findings import Level, Line
 from deltaserve.core.sizes import size
 from deltaserve.launch.compose import Checkpoint, open_checkpoint, resolve_settings
 from deltaserve.model.model_spec import ModelSpec

@@ -7,11 +7,11 @@ import httpx
 
 from deltaserve.commands.bench.http_client import fault, http_client
 from deltaserve.commands.doctor.admin import AdminAnswer, ask_admin
-from deltaserve.commands.doctor.report import Level, Line
 from deltaserve.control.cache.pages import is_crowded
 from deltaserve.control.front.workers import STATE_WORDS
 from deltaserve.control.peer.table import PeerState
 from deltaserve.core.errors import ConfigError
+from deltaserve.core.findings import Level, Line
 from deltaserve.server.settings import ApiKey
 from deltaserve.settings.urls import server_root
 

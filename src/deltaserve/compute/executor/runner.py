@@ -32,7 +32,6 @@ from deltaserve.compute.layers.native_ops import check_deterministic, make_step_
 from deltaserve.compute.layers.step_ops import Peaks
 from deltaserve.compute.memory.element_conversion import torch_dtype
 from deltaserve.compute.memory.host_arrays import on_device
-from deltaserve.compute.memory.memory_block import Sharing
 from deltaserve.compute.memory.page_memory import DeviceMemory
 from deltaserve.compute.memory.page_table import PageTable
 from deltaserve.compute.native.core_share import CoreShare
@@ -47,6 +46,7 @@ from deltaserve.core.layout.spec import CacheSpec
 from deltaserve.core.quantization import Quantization
 from deltaserve.core.rounding import Rounding
 from deltaserve.core.sampling import TokenLogprobs
+from deltaserve.core.transport import Sharing
 from deltaserve.model.model_spec import ModelSpec
 
 _log = logging.getLogger(__name__)

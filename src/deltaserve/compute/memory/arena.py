@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 import torch
 
-from deltaserve.compute.memory.memory_block import MemoryBlock, Sharing
+from deltaserve.compute.memory.memory_block import MemoryBlock
 from deltaserve.core.extents import Region
 from deltaserve.core.ids import PageId, RegionId
 from deltaserve.core.layout.copy_plan import PageSlice
+from deltaserve.core.transport import Sharing
 
 
 class Arena:

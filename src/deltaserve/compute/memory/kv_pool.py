@@ -7,7 +7,6 @@ from torch import Tensor
 
 from deltaserve.compute.memory.arena import Arena
 from deltaserve.compute.memory.element_conversion import fp8_codes, fp8_values, torch_dtype
-from deltaserve.compute.memory.memory_block import Sharing
 from deltaserve.compute.memory.state_arena import StateArena
 from deltaserve.compute.memory.workspace import Workspace
 from deltaserve.core.ids import PageId, PoolId
@@ -17,6 +16,7 @@ from deltaserve.core.layout.kv import KvLayout, StateLayout
 from deltaserve.core.layout.shard import Shard
 from deltaserve.core.layout.spec import CacheGroup, CacheSpec, PageGroup
 from deltaserve.core.tokens import pack_u32
+from deltaserve.core.transport import Sharing
 
 
 class KvArena(Arena):

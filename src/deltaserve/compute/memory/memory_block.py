@@ -6,28 +6,17 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable
-from enum import Enum
 
 import torch
 from torch import Tensor
 
 from deltaserve.core.extents import Region
 from deltaserve.core.ids import RegionId
+from deltaserve.core.transport import Sharing
 
 _FUTURE_WRITE = 0x10
 """F_SEAL_FUTURE_WRITE, which Python names from 3.13 on: what is mapped stays writable, nothing else becomes it."""
 _READ_ONLY_TO_OTHERS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _FUTURE_WRITE
-
-
-class Sharing(Enum):
-    """Who may map a block of CPU memory. The kernel gives huge pages to private memory more readily."""
-
-    PRIVATE = "private"
-    PROCESSES = "processes"
-    """This process and one to which the block's file is handed: a transport whose library runs in a child process."""
-    READERS = "readers"
-    """Processes to which the block's file is handed, but to read only; nobody can change its size."""
-
 
 DeviceAllocator = Callable[[int, torch.device], Tensor]
 """(bytes, device) |-> [bytes] uint8, zeroed, of memory that the transport can register; it lives as long as the tensor.

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.memory.kv_pool import KvPool
-from deltaserve.compute.memory.memory_block import Sharing
 from deltaserve.compute.memory.staged_copies import StagedCopies
 from deltaserve.core.extents import Region
 from deltaserve.core.ids import PageId, PoolId, RegionId
@@ -17,6 +16,7 @@ from deltaserve.core.layout.shard import Shard
 from deltaserve.core.layout.spec import CacheSpec
 from deltaserve.core.layout.staged_route import StagedRoute
 from deltaserve.core.tokens import pack_u32
+from deltaserve.core.transport import Sharing
 
 _CHECKED_BYTES = 8 << 20
 """Most bytes of a reader's pages that are made here at once to tell their checksums."""

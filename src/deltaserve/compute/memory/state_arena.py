@@ -5,8 +5,8 @@ from torch import Tensor
 
 from deltaserve.compute.memory.arena import Arena
 from deltaserve.compute.memory.element_conversion import torch_dtype
-from deltaserve.compute.memory.memory_block import Sharing
 from deltaserve.core.layout.kv import StateBlock, StateLayout
+from deltaserve.core.transport import Sharing
 
 
 class StateArena(Arena):

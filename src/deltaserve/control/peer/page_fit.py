@@ -28,7 +28,7 @@ def unfitting(compat: Mapping[str, str], cache: CacheSpec, facts: Facts, hello: 
     """
     differences = unequal_fields(compat, hello.compat)
     if compat.get("transport") != hello.compat.get("transport"):
-        differences.append("say which on both sides: --disaggregation-transfer-backend nixl")
+        differences.append("say which on both sides: --disaggregation-transfer-backend NAME")
     try:
         terms_of(cache, hello.facts)
     except ValueError as error:

@@ -42,9 +42,10 @@ from deltaserve.process.worker.plane_on_demand import PlaneOnDemand
 from deltaserve.process.worker.rank_group import GroupExecutor, RankProcesses
 from deltaserve.process.worker.rank_process import RankParts, RankSeat
 from deltaserve.process.worker.rank_spec import meeting_point, rank_device
-from deltaserve.process.worker.transports import evidence_of, open_transport, sharing_for
+from deltaserve.process.worker.transports import open_transport
 from deltaserve.process.worker.worker_process import WorkerParts
 from deltaserve.process.worker.worker_spec import WorkerSpec, head_of, read_secret
+from deltaserve.transports.registry import transport_kind
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ def _load(spec: WorkerSpec, model: ModelSpec, partners: Partners, progress: Call
         attention_backend=spec.attention_backend,
         rounding=spec.rounding,
         graph_rows=spec.graph_rows,
-        sharing=sharing_for(spec),
+        sharing=transport_kind(spec.transport).sharing,
         drafts=spec.drafts,
         quantization=spec.quantization,
     )
@@ -160,7 +161,7 @@ def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, fingerprint:
         cluster_secret=read_secret(spec),
         fingerprint=fingerprint,
         transport=spec.transport,
-        evidence=evidence_of(spec),
+        evidence=transport_kind(spec.transport).evidence,
         options=spec.options,
         tp_size=spec.tp_size,
         has_staging=spec.staging is not None,
@@ -276,7 +277,8 @@ def _open_plane(
     staging = None
     if spec.staging is not None:
         device = executor.memory.kv.arenas[0].bytes.device
-        block = MemoryBlock(spec.staging_bytes, device, sharing_for(spec), staging_memory)
+        sharing = transport_kind(spec.transport).sharing
+        block = MemoryBlock(spec.staging_bytes, device, sharing, staging_memory)
         region = block.region(RegionId(len(regions)))
         staging = _staging(spec.staging, block, region, executor)
         regions = [*regions, (STAGING, region)]

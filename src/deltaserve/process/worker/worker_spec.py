@@ -1,6 +1,5 @@
 """What a worker process is told: one JSON file of plain, resolved values."""
 
-import os
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +8,7 @@ import msgspec
 from deltaserve.compute.native.core_share import CoreShare
 from deltaserve.control.engine.api import InstanceOptions
 from deltaserve.control.transfer.staging import StagingMode
+from deltaserve.core.branches import TRANSPORTS
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.core.layout.dtype import DType
@@ -16,7 +16,7 @@ from deltaserve.core.quantization import Quantization
 from deltaserve.core.rounding import Rounding
 from deltaserve.model.checkpoint_config import HeadFrom
 from deltaserve.process.children.terminal import LogSpec
-from deltaserve.transports.nixl.ucx_environment import ucx_environment
+from deltaserve.transports.registry import TransportOptions, transport_kind
 
 
 class ExpertSeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,16 +61,12 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Port of worker links; 0 takes any."""
     curve: bool = False
     """Encrypt and authenticate worker links with keys derived from the cluster secret."""
-    transport: Literal["local", "nixl", "mooncake"] = "nixl"
-    """Library that moves the pages."""
+    transport: str
+    """What moves the pages. For the meaning of what follows see `TransportOptions`."""
     transport_folder: str = ""
-    """Folder of the local transport: private, and the same for all its workers."""
-    transport_tls: str = "tcp,self"
-    """UCX_TLS; with mooncake its protocol."""
+    transport_tls: str = ""
     transport_devices: str = "lo"
-    """UCX_NET_DEVICES: where page transfers may listen; with mooncake its RDMA devices."""
     transport_host: str = "127.0.0.1"
-    """Address under which peers reach this machine on the network of page transfers; read by mooncake."""
     transport_fenced: str | None = None
     """Transports of which this site says that a destroyed endpoint is a fence, beside those known to be."""
     staging: StagingMode | None = None
@@ -108,6 +104,17 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Folder for what ranks need to meet while they run; None: where temporary files go."""
     log: LogSpec = LogSpec()
 
+    def __post_init__(self) -> None:
+        if self.transport not in TRANSPORTS:
+            raise ValueError(f"transport {self.transport[:80]!r}: must be {', '.join(TRANSPORTS)}")
+
+
+def transport_options(spec: WorkerSpec) -> TransportOptions:
+    """How this worker's page transfers are set up."""
+    fenced = frozenset(filter(None, (spec.transport_fenced or "").split(",")))
+    devices, host = spec.transport_devices, spec.transport_host
+    return TransportOptions(spec.transport_folder, spec.transport_tls, devices, host, fenced)
+
 
 def head_of(drafts: str, draft_path: str | None) -> HeadFrom | None:
     """Where the draft head comes from; None: the worker does not guess by one."""
@@ -118,9 +125,7 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
     """What the environment of the process must hold before it starts: the libraries read it when they are loaded."""
     threads = str(spec.num_threads)
     return {
-        **ucx_environment(spec.transport_tls, spec.transport_devices),
-        # A peer that dies is told in our log; UCX would add errors of its own to the terminal.
-        "UCX_LOG_LEVEL": os.environ.get("UCX_LOG_LEVEL", "fatal"),
+        **transport_kind(spec.transport).environment(transport_options(spec)),
         "NCCL_SOCKET_IFNAME": "lo",  # ranks of a worker are on one machine
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # nvidia-smi, which told the free memory, counts so too
         # Where a process has no more threads than cores, torch's would spin after a product on cores that the native

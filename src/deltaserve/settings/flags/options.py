@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from deltaserve.core.errors import ConfigError
 from deltaserve.settings.config import (
     Advertised,
+    BranchWords,
     Devices,
     Group,
     Name,
@@ -72,7 +73,7 @@ class Option:
     @property
     def choices(self) -> tuple[str, ...]:
         """The words it may be, when it may be nothing else."""
-        return get_args(self.annotation) if get_origin(self.annotation) is Literal else ()
+        return _words(self.annotation)
 
     @property
     def is_free_text(self) -> bool:
@@ -158,10 +159,18 @@ def _members(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
+def _words(annotation: Any) -> tuple[str, ...]:
+    """The words of a type that has nothing else."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    found = (item.words for item in get_args(annotation)[1:] if isinstance(item, BranchWords))
+    return next(found, ())
+
+
 def _allowed(annotation: Any) -> Iterator[str]:
     for part in _members(annotation):
-        if get_origin(part) is Literal:
-            yield ", ".join(get_args(part))
+        if words := _words(part):
+            yield ", ".join(words)
         elif get_origin(part) is Annotated:
             yield from (
                 item.description for item in part.__metadata__ if isinstance(item, FieldInfo) and item.description

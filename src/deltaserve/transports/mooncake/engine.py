@@ -36,7 +36,7 @@ from deltaserve.transports.mooncake.frames import (
 )
 from deltaserve.transports.mooncake.notices import NoticeReader, NoticeSender, new_token
 from deltaserve.transports.mooncake.options import PACKAGES, version_problem
-from deltaserve.transports.obstacles import installed_version
+from deltaserve.transports.registry import installed_version
 
 try:
     from mooncake.engine import TransferEngine

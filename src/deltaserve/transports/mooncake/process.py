@@ -26,7 +26,7 @@ from deltaserve.transports.mooncake.frames import (
     encode_frame,
 )
 from deltaserve.transports.mooncake.options import MooncakeOptions
-from deltaserve.transports.obstacles import LibraryError
+from deltaserve.transports.registry import LibraryError
 
 _START_LIMIT_S = 30.0
 """An engine starts in a quarter of a second; only a broken machine takes this long."""

@@ -41,7 +41,7 @@ from deltaserve.transports.mooncake.frames import (
 )
 from deltaserve.transports.mooncake.options import MooncakeOptions, version_problem
 from deltaserve.transports.mooncake.process import EngineProcess
-from deltaserve.transports.obstacles import LibraryError
+from deltaserve.transports.registry import LibraryError
 
 _START_ATTEMPTS = 3
 """The library looks for a free port and binds it later: another one may have been faster."""

@@ -1,0 +1,51 @@
+"""The options of each kind, in the order in which an automatic choice prefers them: a line for each.
+
+Nothing outside a branch's own folder but its line here knows its name: who deletes the folder and the line has a server
+without it, and who adds both has one with it. tests/test_branches.py does so with each.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class Branch(NamedTuple):
+    """What is known of a branch before its code is imported."""
+
+    module: str
+    """Its entry, imported by the registry of its kind when it is asked for."""
+    help: Mapping[str, str] = MappingProxyType({})
+    """Setting |-> words of --help about this branch's part in it."""
+    automatic: str | None = None
+    """When an automatic choice takes it, for --help: empty: always. None: only where nothing before it is left."""
+
+
+TRANSPORTS: Mapping[str, Branch] = MappingProxyType(
+    {
+        "local": Branch(
+            "deltaserve.transports.local.kind",
+            {"disaggregation_transfer_backend": "decode copies from prefill's memory, between workers of one serve"},
+            "where that can be and --transfer-tls is not given",
+        ),
+        "nixl": Branch("deltaserve.transports.nixl.kind", automatic=""),
+        "mooncake": Branch(
+            "deltaserve.transports.mooncake.kind",
+            {
+                "disaggregation_transfer_backend": "CPU memory, always with checksums",
+                "transfer_tls": "tcp (auto) or rdma",
+            },
+        ),
+    }
+)
+"""Transports: what moves pages between workers."""
+
+
+def branch_help(branches: Mapping[str, Branch], setting: str) -> tuple[str, ...]:
+    """`name: words` of each branch that has words on a setting, for --help."""
+    return tuple(f"{name}: {branch.help[setting]}" for name, branch in branches.items() if setting in branch.help)
+
+
+def automatic_help(branches: Mapping[str, Branch]) -> str:
+    """Which branch an automatic choice takes, for --help."""
+    chosen = [(name, branch.automatic) for name, branch in branches.items() if branch.automatic is not None]
+    return ", else ".join(f"{name} {when}".strip() for name, when in chosen)

@@ -1,0 +1,147 @@
+"""`deltaserve doctor`: two processes, one moves a block of bytes into the other's memory.
+
+python -m deltaserve.transports.nixl.checks NAME PEER TLS DEVICES      a child: talks JSON lines on stdin and stdout
+"""
+
+import json
+import mmap
+import os
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from ctypes import addressof, c_char
+from typing import Any
+
+from deltaserve.core.extents import Copy, Region, Span
+from deltaserve.core.findings import Level, Line
+from deltaserve.core.ids import Boot, PeerName, RegionId
+from deltaserve.core.transport import RemoteRank, RemoteRegion, TransportError
+from deltaserve.transports.nixl.options import PACKAGES
+from deltaserve.transports.nixl.ucx_environment import ucx_environment
+from deltaserve.transports.registry import TransportOptions, cannot_open, installed_version, transport_kind
+
+NUM_BYTES = 1 << 20
+_LOOPBACK = TransportOptions(tls="tcp,self", devices="lo")
+_REGION = RegionId(0)
+_LIMIT_S = 30.0
+_POLL_S = 0.001
+_WRITER, _READER = "doctor-p", "doctor-d"
+
+
+def check(options: TransportOptions | None) -> Iterator[Line]:
+    """Whether the library is there, and what it moves between two children; none outlives the call."""
+    yield _library()
+    options = options or _LOOPBACK
+    writer, reader = children = [_start(_WRITER, _READER, options), _start(_READER, _WRITER, options)]
+    try:
+        yield _probe(writer, reader, options)
+    except (OSError, ValueError, KeyError) as error:
+        yield Line(Level.FAIL, "transfer", _reason(children) or _cannot(type(error).__name__))
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+
+
+def _library() -> Line:
+    found = installed_version(PACKAGES)
+    if found is not None:
+        return Line(Level.OK, "library", " ".join(found))
+    why = "workers between which pages move by nixl need it, on several machines all"
+    return Line(Level.WARN, "library", f"{PACKAGES[0]} is not installed; {why}")
+
+
+def _cannot(problem: object) -> str:
+    """What is moved here is memory of the CPU: a GPU's needs a worker."""
+    error = problem if isinstance(problem, TransportError) else TransportError(problem)
+    return cannot_open("nixl", ["cpu"], error)
+
+
+def _start(name: str, peer: str, options: TransportOptions) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "deltaserve.transports.nixl.checks", name, peer, options.tls, options.devices],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **ucx_environment(options.tls, options.devices)},
+    )
+
+
+def _probe(writer: "subprocess.Popen[str]", reader: "subprocess.Popen[str]", options: TransportOptions) -> Line:
+    """Exchange who they are, then wait for what the reader found."""
+    about_writer, about_reader = _hear(writer), _hear(reader)
+    _tell(reader, about_writer)
+    _tell(writer, about_reader)
+    sent, found = _hear(writer), _hear(reader)
+    if found["crc"] != sent["crc"]:
+        return Line(Level.FAIL, "transfer", "nixl: other bytes arrived than were sent")
+    took = f"{NUM_BYTES >> 20} MiB between two processes in {found['seconds'] * 1000:.0f} ms, checksum equal"
+    return Line(Level.OK, "transfer", f"nixl over {options.tls} on {options.devices}: {took}")
+
+
+def _hear(child: "subprocess.Popen[str]") -> dict[str, Any]:
+    """The next answer. A child that does not answer ends itself; then this raises ValueError."""
+    assert child.stdout is not None
+    found: dict[str, Any] = json.loads(child.stdout.readline())
+    return found
+
+
+def _tell(child: "subprocess.Popen[str]", message: dict[str, Any]) -> None:
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(message) + "\n")
+    child.stdin.flush()
+
+
+def _reason(children: list["subprocess.Popen[str]"]) -> str:
+    """The last line a child wrote before it ended."""
+    for child in children:
+        child.kill()
+    lines = [line for child in children for line in child.communicate()[1].splitlines() if line.strip()]
+    return lines[-1][:1000] if lines else ""
+
+
+# ---------------------------------------------------------------- a child
+
+
+def be_one_side(name: str, peer: str, options: TransportOptions) -> None:
+    """Writer or reader, by name. Raises TransportError, TimeoutError."""
+    memory = mmap.mmap(-1, NUM_BYTES)
+    base = addressof(c_char.from_buffer(memory))
+    transport = transport_kind("nixl").make(PeerName(name), Boot(1), options)
+    transport.register(Region(_REGION, base, NUM_BYTES, "cpu"))
+    metadata = transport.open(PeerName(peer))
+    print(json.dumps({"metadata": metadata.hex(), "base": base}), flush=True)
+    other = json.loads(sys.stdin.readline())
+    remote = RemoteRegion(_REGION, other["base"], NUM_BYTES, "cpu")
+    transport.attach(PeerName(peer), [RemoteRank(bytes.fromhex(other["metadata"]), (remote,))])
+    if name == _WRITER:
+        memory[:] = os.urandom(NUM_BYTES)
+        print(json.dumps({"crc": zlib.crc32(memory)}), flush=True)
+        span = Span(_REGION, 0, NUM_BYTES)
+        write = transport.write(PeerName(peer), [Copy(span, span)], b"here")
+        _poll(lambda: transport.poll(write).value != "pending")
+        sys.stdin.readline()  # the library is driven until the reader has all
+    else:
+        began = time.monotonic()
+        _poll(lambda: bool(transport.notifications()))
+        print(json.dumps({"crc": zlib.crc32(memory), "seconds": time.monotonic() - began}), flush=True)
+    transport.close()
+
+
+def _poll(is_done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while not is_done():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nothing arrived within {_LIMIT_S:.0f} s")
+        time.sleep(_POLL_S)
+
+
+if __name__ == "__main__":
+    try:
+        be_one_side(sys.argv[1], sys.argv[2], TransportOptions(tls=sys.argv[3], devices=sys.argv[4]))
+    except (TransportError, TimeoutError, OSError) as problem:
+        print(_cannot(problem), file=sys.stderr, flush=True)
+        sys.exit(1)
