@@ -30,6 +30,9 @@ _CHAIN = "deltaserve.control.transfer.rank_chain"
 _STAGING = "deltaserve.control.transfer.staging"
 _RING = "deltaserve.control.transfer.ring"
 _CORE = "deltaserve.control.engine.core"
+_DRIVER = "deltaserve.control.engine.driver"
+_TURNS = "deltaserve.control.transfer.plane_turns"
+_RANK_PLANE = "deltaserve.control.transfer.rank_plane"
 _SERVING = "deltaserve.control.engine.serving"
 _OUTFLOW = "deltaserve.control.engine.outflow"
 _INTAKE = "deltaserve.control.engine.intake"
@@ -868,6 +871,69 @@ MUTANTS = (
         _TABLE,
         "is_earlier = peer.boot is not None and boot < peer.boot",
         "is_earlier = False",
+    ),
+    # who drives an engine
+    Mutant(
+        "plan_between_handle_and_turn",
+        "D1",
+        _DRIVER,
+        "        for one in heard:\n"
+        "            self._hear(one, now)\n"
+        "        timer = self.engine.next_timer()\n"
+        "        if timer is not None and timer <= now:\n"
+        "            self.engine.tick(now)\n"
+        "        actions: list[WorkerAction] = [*self.engine.turn(now)]\n",
+        "        actions: list[WorkerAction] = []\n"
+        "        for one in heard:\n"
+        "            self._hear(one, now)\n"
+        "            actions += self._plan(now)\n"
+        "        timer = self.engine.next_timer()\n"
+        "        if timer is not None and timer <= now:\n"
+        "            self.engine.tick(now)\n"
+        "        actions += self.engine.turn(now)\n",
+    ),
+    Mutant("actions_out_of_order", "D2", _DRIVER, "[*self.engine.turn(now)]", "[*reversed(self.engine.turn(now))]"),
+    Mutant("last_actions_dropped", "D3", _DRIVER, "actions += self._hand_over(now)", "actions = self._hand_over(now)"),
+    Mutant("successor_keeps_the_boot", "D3", _DRIVER, "        self._boot = self._next_boot(self._boot)\n", ""),
+    Mutant("rest_is_not_told", "D5", _DRIVER, "elif not self._plans and not self._is_resting:", "elif False:"),
+    Mutant("open_ticket_is_not_told", "D6", _DRIVER, "yield Polling(is_active)", "yield Polling(is_active=False)"),
+    # how a transfer thread works
+    Mutant("orders_out_of_order", "D7", _TURNS, "for order in orders:", "for order in reversed(orders):"),
+    Mutant(
+        "sleeps_while_a_ticket_is_open",
+        "D6",
+        _TURNS,
+        "return self._is_active or not self._plane.is_idle()",
+        "return not self._plane.is_idle()",
+    ),
+    Mutant(
+        "report_reduced_twice",
+        "D8",
+        _RANK_PLANE,
+        "reports += self._reduce(other.rank, self._hear(other, now))",
+        "reports += self._reduce(other.rank, self._reduce(other.rank, self._hear(other, now)))",
+    ),
+    Mutant(
+        "own_report_not_reduced",
+        "D8",
+        _RANK_PLANE,
+        "reports = self._reduce(0, self._own.poll(now))",
+        "reports = self._own.poll(now)",
+    ),
+    Mutant(
+        "answers_of_ranks_not_waited_for",
+        "D6",
+        _RANK_PLANE,
+        "return self._own.is_idle() and all(other.is_idle and not other.owes_answer for other in self._others)",
+        "return self._own.is_idle()",
+    ),
+    Mutant("rank_does_not_say_that_it_waits", "D6", _RANK_PLANE, "if is_idle != self._told_idle:", "if False:"),
+    Mutant(
+        "ranks_do_not_hear_of_an_open_ticket",
+        "D6",
+        _RANK_PLANE,
+        "            self._tell(other, Polling(is_active), now)\n",
+        "            pass\n",
     ),
     # work without end
     Mutant(
