@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from deltaserve.control.transfer.commands import FencePeer, GateDrained, TicketId, TransferCommand, TransferReport
-from deltaserve.control.transfer.plane_turns import DataPlane, PlaneTurns, TransferOrder
+from deltaserve.control.transfer.plane_turns import SLEEP_S, DataPlane, PlaneTurns, TransferOrder
 from deltaserve.control.transfer.rank_chain import RankFailed, RankLogError
 from deltaserve.control.transfer.rank_plane import RankPlane, RankTurns, take_entries
 from deltaserve.core.wire.messages import Drain
@@ -177,9 +177,8 @@ class SimRank(ABC):
         self.held_until = max(self.held_until, self._host.world_now + seconds)
 
     def news(self) -> None:
-        """A poll would find something: it is found soon by whoever polls, else by the next turn."""
-        if self.must_poll:
-            self._turn_after(POLL_S)
+        """A poll would find something: it is found soon by whoever polls, else by the next turn, or late."""
+        self._turn_after(POLL_S if self.must_poll else SLEEP_S)
 
     def asked(self) -> None:
         """Note that something was asked."""

@@ -13,7 +13,7 @@ from deltaserve.control.transfer.commands import (
     TransferCommand,
     TransferReport,
 )
-from deltaserve.control.transfer.plane_turns import PlaneTurns, Polling, PollPace, TransferOrder
+from deltaserve.control.transfer.plane_turns import SLEEP_S, PlaneTurns, Polling, PollPace, TransferOrder
 from deltaserve.core.ids import Boot, PeerName, TicketSeq
 from deltaserve.core.transport import FenceResult
 
@@ -78,10 +78,10 @@ def turned(turns: PlaneTurns, num_turns: int = 10) -> PlaneTurns:
 
 def test_it_may_sleep_a_while_after_the_last_thing_that_happened() -> None:
     turns = turned(PlaneTurns(NotedPlane(), ticking()))
-    assert turns.wait_s is None
+    assert turns.wait_s == SLEEP_S
     turns.turn([FORGET])
     assert turns.wait_s == PollPace().fastest_s
-    assert turned(turns).wait_s is None
+    assert turned(turns).wait_s == SLEEP_S
 
 
 def test_it_never_sleeps_while_a_ticket_is_open_or_something_posted() -> None:
@@ -90,7 +90,7 @@ def test_it_never_sleeps_while_a_ticket_is_open_or_something_posted() -> None:
     turns.turn([Polling(is_active=True)])
     assert turned(turns).wait_s == PollPace().slowest_s
     turns.turn([Polling(is_active=False)])
-    assert turned(turns).wait_s is None
+    assert turned(turns).wait_s == SLEEP_S
     plane.has_posted = True
     assert turned(turns).wait_s == PollPace().slowest_s
 

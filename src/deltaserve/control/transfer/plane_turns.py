@@ -39,6 +39,10 @@ class Polling:
 
 TransferOrder = TransferCommand | Polling
 
+SLEEP_S = 10.0
+"""A thread that waits for nothing polls that often: a reader may still ask a writer, which has long given up its write,
+what became of the staging memory that it lent."""
+
 
 @dataclass(slots=True)
 class PollPace:
@@ -75,10 +79,10 @@ class PlaneTurns:
         return self._is_active or not self._plane.is_idle()
 
     @property
-    def wait_s(self) -> float | None:
-        """How long the next turn may be put off while nothing is asked. None: until something is."""
+    def wait_s(self) -> float:
+        """How long the next turn may be put off while nothing is asked."""
         # A little longer than it must: what it said last may still need the transport's progress to leave.
-        return self._pace.wait_s if self.must_poll or not self._pace.is_slowest else None
+        return self._pace.wait_s if self.must_poll or not self._pace.is_slowest else SLEEP_S
 
     def turn(self, orders: Sequence[TransferOrder]) -> list[TransferReport]:
         reports: list[TransferReport] = []

@@ -129,8 +129,8 @@ class RankTurns:
         return self._turns.must_poll
 
     @property
-    def wait_s(self) -> float | None:
-        """How long the next turn may be put off while nothing is asked. None: until something is."""
+    def wait_s(self) -> float:
+        """How long the next turn may be put off while nothing is asked."""
         return self._turns.wait_s
 
     def turn(self, bodies: Sequence[bytes]) -> None:

@@ -76,7 +76,7 @@ class TransferThread:
             if reports:
                 self._reports.put(Reports(tuple(reports)))
 
-    def _take(self, wait_s: float | None) -> list[_Message]:
+    def _take(self, wait_s: float) -> list[_Message]:
         """All messages that are there; waits for one."""
         messages: list[_Message] = []
         with suppress(queue.Empty):
