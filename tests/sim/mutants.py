@@ -927,7 +927,6 @@ MUTANTS = (
         "return self._own.is_idle() and all(other.is_idle and not other.owes_answer for other in self._others)",
         "return self._own.is_idle()",
     ),
-    Mutant("rank_does_not_say_that_it_waits", "D6", _RANK_PLANE, "if is_idle != self._told_idle:", "if False:"),
     Mutant(
         "ranks_do_not_hear_of_an_open_ticket",
         "D6",
