@@ -28,6 +28,8 @@ _PROMPT_PAGES = "deltaserve.core.layout.prompt_pages"
 _COVERAGE = "deltaserve.control.transfer.coverage"
 _CHAIN = "deltaserve.control.transfer.rank_chain"
 _STAGING = "deltaserve.control.transfer.staging"
+_STAGED_WRITER = "deltaserve.control.transfer.staged_writer"
+_STAGED_READER = "deltaserve.control.transfer.staged_reader"
 _RING = "deltaserve.control.transfer.ring"
 _CORE = "deltaserve.control.engine.core"
 _DRIVER = "deltaserve.control.engine.driver"
@@ -699,30 +701,29 @@ MUTANTS = (
     Mutant(
         "scatter_after_done",
         "T7",
-        _STAGING,
+        _STAGED_READER,
         "            if moved is None:\n"
-        "                self._incoming.remove(incoming)\n"
-        "                self._give_back(incoming.key)\n"
-        "                self._scattered(incoming, heard)\n",
-        "            if self.receiving.lease_of(incoming.key) is not None:\n"
-        "                self._give_back(incoming.key)\n"
-        "                self._scattered(incoming, heard)\n"
+        "                self._end(lease)\n"
+        "                self._scattered(key, came.data, heard)\n",
+        "            if self.ring.lease_of(key) is not None:\n"
+        "                self.ring.give_back(key)\n"
+        "                self._scattered(key, came.data, heard)\n"
         "            if moved is None:\n"
-        "                self._incoming.remove(incoming)\n",
+        "                self._forget(lease)\n",
     ),
     Mutant(
         "staged_lease_leaks",
         "T20",
-        _STAGING,
-        "        self._reserved.pop(key, None)\n        self.receiving.give_back(key)\n",
-        "        self._reserved.pop(key, None)\n",
+        _STAGED_READER,
+        "        self._forget(lease)\n        self.ring.give_back(lease.key)\n",
+        "        self._forget(lease)\n",
     ),
     Mutant(
         "buffer_freed_at_the_post",
         "T8",
-        _STAGING,
-        '            self.counters["staged_bytes"] += window.num_bytes\n',
-        "            self._free_buffer(outgoing)\n",
+        _STAGED_WRITER,
+        '            here.counters["staged_bytes"] += window.num_bytes\n',
+        "            self._free_buffer(write)\n",
     ),
     Mutant("mark_moves_back", "T10", _RING, "RingPosition(start.round + 1, 0)", "RingPosition(start.round, 0)"),
     Mutant(
@@ -735,28 +736,26 @@ MUTANTS = (
     Mutant(
         "ring_lease_returned_early",
         "T7",
-        _STAGING,
+        _STAGED_READER,
+        "            if moved is None:\n                self._end(lease)\n",
+        "            if self.ring.lease_of(key) is not None:\n"
+        "                self.ring.give_back(key)\n"
         "            if moved is None:\n"
-        "                self._incoming.remove(incoming)\n"
-        "                self._give_back(incoming.key)\n",
-        "            if self.receiving.lease_of(incoming.key) is not None:\n"
-        "                self._give_back(incoming.key)\n"
-        "            if moved is None:\n"
-        "                self._incoming.remove(incoming)\n",
+        "                self._forget(lease)\n",
     ),
     Mutant(
         "done_when_written",
         "T7",
-        _STAGING,
-        "if not outgoing.is_written or not (outgoing.is_scattered or outgoing.is_direct):",
-        "if not outgoing.is_written:",
+        _STAGED_WRITER,
+        "if write.state is not StagedWriteState.DONE:",
+        "if write.state not in (StagedWriteState.DONE, StagedWriteState.WRITTEN):",
     ),
     Mutant(
         "waits_outlive_a_fence",
         "T20",
-        _STAGING,
-        "in [key for key in self.receiving.waiting() if key.sender.peer == peer]",
-        "in [key for key in self.receiving.waiting() if False]",
+        _STAGED_READER,
+        "in [key for key in self.ring.waiting() if key.peer == peer]",
+        "in [key for key in self.ring.waiting() if False]",
     ),
     Mutant("staged_wait_has_no_end", "T11", _RING, "return now >= wait.since + self._patience_s or", "return"),
     Mutant(
@@ -769,18 +768,20 @@ MUTANTS = (
     Mutant(
         "refused_lease_is_lent_again_unfenced",
         "A20",
-        _STAGING,
-        "        if self._proves:\n            self._give_back(key)\n",
-        "        self._give_back(key)\n",
+        _STAGED_READER,
+        "        self._move(lease, StagedLeaseEvent.KEEP)\n        self._came.pop(lease.key, None)\n",
+        "        self.ring.give_back(lease.key)\n"
+        "        del self._leases[lease.key]\n"
+        "        self._came.pop(lease.key, None)\n",
     ),
     Mutant(
         "announced_bytes_are_scattered_unread",
         "A20",
-        _STAGING,
-        "has_landed = self._memory.checksum(lease.offset, incoming.num_bytes) == incoming.data.checksum",
-        "has_landed = True",
+        _STAGED_READER,
+        "if self._here.memory.checksum(came.data.offset, came.num_bytes) == came.data.checksum:",
+        "if True:",
     ),
-    Mutant("late_ask_keeps_a_lease", "T20", _STAGING, "elif isinstance(frame, StageLease):", "elif False:"),
+    Mutant("late_ask_keeps_a_lease", "T20", _STAGED_WRITER, "case StageLease():  # the", "case None:  # the"),
     Mutant(
         "reserved_lease_outlives_its_ticket",
         "T9",

@@ -587,6 +587,10 @@ class Run:
         for engine in (*worker.former, worker.instance):
             self._ticket_moves.update(engine.serving.receiver.moves)
             self._ticket_moves.update(engine.outflow.sender.moves)
+        for staged in (rank.endpoint.staged for rank in worker.ranks):
+            if staged is not None:
+                self._ticket_moves.update(staged.writer.moves)
+                self._ticket_moves.update(staged.reader.moves)
 
     def report(self) -> Report:
         for worker in self.world.workers.values():

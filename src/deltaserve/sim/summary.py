@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from deltaserve.control.cache.pages import PAGE_TRANSITIONS
-from deltaserve.control.transfer.tables import RECEIVER, SENDER, SENDER_UNREACHABLE
+from deltaserve.control.transfer.tables import RECEIVER, SENDER, SENDER_UNREACHABLE, STAGED_LEASE, STAGED_WRITE
 from deltaserve.sim.faults import FaultKind
 from deltaserve.sim.rig import Report
 from deltaserve.sim.situations import RUNS_PER_RATE, Situation
@@ -33,7 +33,7 @@ class Summary(msgspec.Struct):
     faults: dict[str, int] = {}
     """Fault kind |-> how often it was injected."""
     cells: dict[str, int] = {}
-    """`cell_name` |-> pages or tickets moved."""
+    """`cell_name` |-> pages, tickets or staged writes moved."""
     situations: dict[str, int] = {}
     """Name of a `Situation` |-> runs that had it."""
     turns: dict[str, int] = {}
@@ -78,7 +78,7 @@ class Summary(msgspec.Struct):
         yield "turns of workers by events: " + ", ".join(f"{size}: {self.turns.get(size, 0):,}" for size in TURN_SIZES)
         yield "injected faults"
         yield from (f"  {kind.value:22} {self.faults.get(kind.value, 0):>12,}" for kind in FaultKind)
-        yield "cells of the transition tables: pages moved, ticket moves"
+        yield "cells of the transition tables: pages moved, ticket and staging moves"
         for name in CELLS:
             note = " (unreachable)" if name in UNREACHABLE else ""
             yield f"  {name:34} {self.cells.get(name, 0):>12,}{note}"
@@ -132,6 +132,8 @@ def _names(table: Mapping[Any, Mapping[Any, Any]]) -> list[str]:
     return [cell_name(state, event) for state, events in table.items() for event in events]
 
 
-CELLS = (*_names(PAGE_TRANSITIONS), *_names(RECEIVER), *_names(SENDER))
-"""Every legal (state, event) of pages and tickets."""
+CELLS = tuple(
+    name for table in (PAGE_TRANSITIONS, RECEIVER, SENDER, STAGED_WRITE, STAGED_LEASE) for name in _names(table)
+)
+"""Every legal (state, event) of pages, tickets and staged writes."""
 UNREACHABLE = frozenset(cell_name(state, event) for state, event in SENDER_UNREACHABLE)

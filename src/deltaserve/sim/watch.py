@@ -25,7 +25,7 @@ from deltaserve.control.engine.core import EngineCore
 from deltaserve.control.transfer.commands import TicketId
 from deltaserve.control.transfer.receiver import Ticket
 from deltaserve.control.transfer.ring import RingLease, RingPosition, StagingRing
-from deltaserve.control.transfer.staging import StagedTransport
+from deltaserve.control.transfer.staged_transport import StagedTransport
 from deltaserve.core.errors import IntegrityError
 from deltaserve.core.extents import Span
 from deltaserve.core.ids import PageId, PeerName, PoolId
@@ -63,15 +63,15 @@ class _Rank(NamedTuple):
         """Staging memory that a peer may write to now."""
         if self.staged is None:
             return False
-        ring = self.staged.receiving
-        leases = [ring.lease_of(owner) for owner in ring if owner.sender.peer == peer]
+        ring = self.staged.reader.ring
+        leases = [ring.lease_of(owner) for owner in ring if owner.peer == peer]
         return any(lease is not None and _covers(lease, span.offset, span.num_bytes) for lease in leases)
 
     def is_held(self, span: Span) -> bool:
         """Staging memory that a transfer of ours has now."""
         if self.staged is None:
             return False
-        ring = self.staged.sending
+        ring = self.staged.writer.ring
         leases, offset = [ring.lease_of(owner) for owner in ring], span.offset - ring.num_bytes
         return any(lease is not None and _covers(lease, offset, span.num_bytes) for lease in leases)
 
@@ -130,7 +130,7 @@ class Watch:
                 self._changed(worker, index, pages)
 
     def _look_at_rings(self, staged: StagedTransport) -> None:
-        for ring in (staged.receiving, staged.sending):
+        for ring in (staged.reader.ring, staged.writer.ring):
             former, mark = self._marks.get(ring), ring.mark
             _claim(former is None or former <= mark, "I15", f"the mark of a ring moves back from {former} to {mark}")
             self._marks[ring] = mark

@@ -114,9 +114,8 @@ class TaggedEndpoint(Endpoint):
         self._wipe_what_was_lent()
         self.met.note(Situation.LOOKED_AGAIN, bool(self._landings))
         if self.staged is not None:
-            self.met.note(
-                Situation.STAGING_WAIT, self.staged.receiving.num_waiting + self.staged.sending.num_waiting > 0
-            )
+            num_waiting = self.staged.reader.ring.num_waiting + self.staged.writer.ring.num_waiting
+            self.met.note(Situation.STAGING_WAIT, num_waiting > 0)
             self.met.note(Situation.STAGED_DIRECTLY, self.counters["staging_fallbacks"] > 0)
         return reports
 
@@ -136,7 +135,7 @@ class TaggedEndpoint(Endpoint):
     def _wipe_what_was_lent(self) -> None:
         """Else an earlier write of the same pages would look like the one that is on its way."""
         if self.staged is not None and isinstance(memory := self._staged_memory, StampStaging):
-            ring = self.staged.receiving
+            ring = self.staged.reader.ring
             leases = frozenset(map(ring.lease_of, ring))
             for lease in leases - self._lent:
                 if lease is not None:

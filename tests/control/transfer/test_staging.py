@@ -134,7 +134,7 @@ def test_a_page_larger_than_the_ring_goes_directly_and_the_reason_names_the_sett
     transfer(scene)
     assert 0 < scene.writer.count("staging_fallbacks") < scene.writer.count("staged_writes")  # one of a window fits
     (staged,) = scene.writer.staged()
-    assert "raise --staging-memory-mib" in staged.last_reason
+    assert "raise --staging-memory-mib" in staged.writer.last_reason
     assert scene.writer.is_unstaged
     assert scene.reader.is_unstaged
 
@@ -164,14 +164,14 @@ def test_writes_are_cut_to_fit_the_rings_of_both_sides(writer_bytes: int, reader
 def test_a_reader_that_has_no_memory_for_long_is_written_to_directly() -> None:
     scene = StagedScene(1, 2)
     for staged in scene.reader.staged():
-        assert staged.receiving.ask("somebody", staged.receiving.num_bytes, 0.0) is not None  # type: ignore[arg-type]
+        assert staged.reader.ring.ask("somebody", staged.reader.ring.num_bytes, 0.0) is not None  # type: ignore[arg-type]
     transfer(scene)
     assert scene.writer.count("staging_fallbacks") > 0
     (staged,) = scene.writer.staged()
-    assert "waited 20" in staged.last_reason
+    assert "waited 20" in staged.writer.last_reason
     assert scene.writer.is_unstaged
     for staged in scene.reader.staged():
-        assert [*staged.receiving] == ["somebody"]
+        assert [*staged.reader.ring] == ["somebody"]
 
 
 @given(st.integers(0, 10_000))
@@ -295,9 +295,9 @@ def test_who_waits_for_memory_when_its_peer_is_fenced_gets_none_later() -> None:
     scene = StagedScene(1, 2)
     reader = next(scene.reader.staged())
     scene.fabric.policy = lambda posted: Fate(notified_s=None if posted.src == D else 0.0)  # no answer arrives
-    say(scene, StageAsk(write=76, num_bytes=reader.receiving.num_bytes))
+    say(scene, StageAsk(write=76, num_bytes=reader.reader.ring.num_bytes))
     say(scene, ASK)
-    assert reader.receiving.num_waiting == 1
+    assert reader.reader.ring.num_waiting == 1
     scene.reader_does(FencePeer(P))
     for _ in range(3):
         scene.turn()
@@ -307,14 +307,14 @@ def test_who_waits_for_memory_when_its_peer_is_fenced_gets_none_later() -> None:
 def test_who_waits_for_memory_to_send_is_forgotten_where_no_fence_is_possible() -> None:
     scene = StagedScene(1, 2)
     (writer,) = scene.writer.staged()
-    assert writer.sending.ask("somebody", writer.sending.num_bytes, 0.0) is not None  # type: ignore[arg-type]
+    assert writer.writer.ring.ask("somebody", writer.writer.ring.num_bytes, 0.0) is not None  # type: ignore[arg-type]
     fill(scene)
     scene.writer_does(OpenGate(D, TICKET))
     scene.post(0, 0, SRC[:2], DST[:2])
-    assert writer.sending.num_waiting > 0
+    assert writer.writer.ring.num_waiting > 0
     scene.writer.transports[0].fence_result = FenceResult.IMPOSSIBLE
     scene.writer_does(FencePeer(D))
-    assert writer.sending.num_waiting == 0
+    assert writer.writer.ring.num_waiting == 0
     for _ in range(250):
         scene.turn()
 
@@ -324,13 +324,13 @@ def test_memory_that_a_peer_may_write_for_ever_lets_nobody_wait() -> None:
     scene = StagedScene(1, 2)
     reader = next(scene.reader.staged())
     scene.fabric.policy = lambda posted: Fate(notified_s=None if posted.src == D else 0.0)  # no answer arrives
-    say(scene, StageAsk(write=76, num_bytes=reader.receiving.num_bytes))
-    assert reader.receiving.num_leased_bytes == reader.receiving.num_bytes
+    say(scene, StageAsk(write=76, num_bytes=reader.reader.ring.num_bytes))
+    assert reader.reader.ring.num_leased_bytes == reader.reader.ring.num_bytes
     for transport in scene.reader.transports:
         transport.fence_result = FenceResult.IMPOSSIBLE
     scene.reader_does(FencePeer(P))
     with pytest.raises(StagingTooSmall, match="cannot be fenced"):
-        reader.receiving.ask("another", ALIGNMENT, 0.0)  # type: ignore[arg-type]
+        reader.reader.ring.ask("another", ALIGNMENT, 0.0)  # type: ignore[arg-type]
 
 
 def test_a_buffer_that_cannot_be_fenced_lets_no_other_write_wait() -> None:
@@ -340,11 +340,11 @@ def test_a_buffer_that_cannot_be_fenced_lets_no_other_write_wait() -> None:
     scene.fabric.policy = lambda posted: Fate(notified_s=None)
     scene.writer_does(OpenGate(D, TICKET))
     scene.post(0, 0, SRC[:2], DST[:2])
-    assert writer.sending.num_leased_bytes > 0
+    assert writer.writer.ring.num_leased_bytes > 0
     scene.writer.transports[0].fence_result = FenceResult.IMPOSSIBLE
     scene.writer_does(FencePeer(D))
     with pytest.raises(StagingTooSmall, match="cannot be fenced"):
-        writer.sending.ask("another", writer.sending.num_bytes, 0.0)  # type: ignore[arg-type]
+        writer.writer.ring.ask("another", writer.writer.ring.num_bytes, 0.0)  # type: ignore[arg-type]
 
 
 def test_a_lease_that_nobody_needs_is_told_again_until_it_comes_back() -> None:
@@ -397,7 +397,7 @@ def plan_for(lease: RingLease, *parts: StagedPages, write: int = 77, seq: int = 
 def lease_of(scene: StagedScene) -> RingLease:
     """What the first reading rank has just lent."""
     reader = next(scene.reader.staged())
-    lease = reader.receiving.lease_of(next(iter(reader.receiving)))
+    lease = reader.reader.ring.lease_of(next(iter(reader.reader.ring)))
     assert lease is not None
     return lease
 
@@ -555,7 +555,7 @@ def test_memory_is_there_before_the_pages_are_computed() -> None:
     scene.writer_does(gate())
     for _ in range(5):
         scene.turn()
-    assert all(staged.receiving.num_leased_bytes for staged in scene.reader.staged())
+    assert all(staged.reader.ring.num_leased_bytes for staged in scene.reader.staged())
     scene.post(0, 0, SRC[:2], DST[:2])
     scene.until_said(ChunkSent)
     for _ in range(5):
@@ -571,10 +571,10 @@ def test_what_is_asked_for_ahead_is_asked_once_and_given_back_at_the_end() -> No
     (writer,) = scene.writer.staged()
     scene.writer_does(gate())
     for reader in range(2):
-        writer.reserve(D, reader, TICKET, 700)
+        writer.writer.reserve(D, reader, TICKET, 700)
     for _ in range(5):
         scene.turn()
-    assert [len([*staged.receiving]) for staged in scene.reader.staged()] == [1, 1]
+    assert [len([*staged.reader.ring]) for staged in scene.reader.staged()] == [1, 1]
     scene.writer_does(CloseGate(D, TICKET))
     for _ in range(5):
         scene.turn()
@@ -590,11 +590,11 @@ def test_what_is_reserved_is_given_back_to_those_who_wait() -> None:
     scene.writer_does(gate())
     for _ in range(5):
         scene.turn()
-    say(scene, StageAsk(write=500, num_bytes=reader.receiving.num_bytes))
-    assert reader.receiving.num_waiting == 1
+    say(scene, StageAsk(write=500, num_bytes=reader.reader.ring.num_bytes))
+    assert reader.reader.ring.num_waiting == 1
     for _ in range(10):
         scene.turn()
-    assert reader.receiving.counters["leased"] == 2  # the one that waited had its turn, and was of no use
+    assert reader.reader.ring.counters["leased"] == 2  # the one that waited had its turn, and was of no use
     assert reader.is_quiet
     scene.post(0, 0, SRC[:2], DST[:2])
     scene.until_said(ChunkSent)
@@ -607,8 +607,8 @@ def test_at_most_half_of_a_ring_is_reserved() -> None:
     reader = next(scene.reader.staged())
     for write in range(1, 10):
         say(scene, StageReserve(write=write, num_bytes=1100))
-    assert 0 < reader.receiving.num_leased_bytes <= reader.receiving.num_bytes // 2
-    assert reader.receiving.num_waiting == 0
+    assert 0 < reader.reader.ring.num_leased_bytes <= reader.reader.ring.num_bytes // 2
+    assert reader.reader.ring.num_waiting == 0
 
 
 def test_what_was_done_is_told_once() -> None:

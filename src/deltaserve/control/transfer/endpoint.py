@@ -38,11 +38,11 @@ from deltaserve.control.transfer.commands import (
 )
 from deltaserve.control.transfer.gate import ChunkJob, ChunkTotal, Gate, bytes_of, cut_windows
 from deltaserve.control.transfer.ring import ALIGNMENT
+from deltaserve.control.transfer.staged_transport import StagedTransport
 from deltaserve.control.transfer.staging import (
     COUNTERS,
     STAGING,
     StagedPart,
-    StagedTransport,
     StagedWindow,
     Staging,
     Window,
@@ -218,7 +218,7 @@ class Endpoint:
                 return self._verify(command, now)
             case ExpectPages() | ForgetPages():
                 if self.staged is not None and command.peer in self._links:  # else fenced meanwhile
-                    self.staged.follow(command)
+                    self.staged.reader.follow(command)
                 return []
             case FencePeer():
                 return [self._fence(command.peer)]
@@ -254,8 +254,9 @@ class Endpoint:
 
     def is_idle(self) -> bool:
         """Nothing posted here waits for completion. (A reader's open tickets are the control plane's to know.)"""
-        is_waiting = bool(self._landings or self._untold()) or (self.staged is not None and self.staged.is_waiting)
-        return not is_waiting and not any(link.writes or link.ready for link in self._links.values())
+        if self._landings or self._untold() or (self.staged is not None and self.staged.reader.is_waiting):
+            return False
+        return not any(link.writes or link.ready for link in self._links.values())
 
     # ------------------------------------------------------------ endpoints
 
@@ -286,7 +287,7 @@ class Endpoint:
         link = self._links.setdefault(peer, _Link())
         link.readers, link.incoming = readers, incoming
         if self.staged is not None:
-            self.staged.expect(peer, incoming)
+            self.staged.reader.expect(peer, incoming)
         return [EndpointAttached(peer, greeting)]
 
     def _readers(self, peer: PeerName, theirs: Sequence[RankEnd], far: CacheSpec) -> tuple[_FarReader, ...]:
@@ -368,11 +369,11 @@ class Endpoint:
         """The round trip for memory is over before there is something to send."""
         num_bytes = gate.ahead.get(reader)
         if self.staged is not None and num_bytes is not None and gate.is_open and not gate.is_dirty:
-            self.staged.reserve(peer, reader, gate.ticket, num_bytes)
+            self.staged.writer.reserve(peer, reader, gate.ticket, num_bytes)
 
     def _reserve_no_more(self, gate: Gate) -> None:
         if self.staged is not None and gate.ahead:
-            self.staged.reserve_no_more(gate.ticket)
+            self.staged.writer.reserve_no_more(gate.ticket)
 
     def _enqueue(self, command: PostChunk) -> list[TransferReport]:
         link = self._links.get(command.peer)
@@ -558,7 +559,7 @@ class Endpoint:
             return self._transport.write(job.command.peer, window, notification, job.reader)
         if self.staged is None:
             raise TransportError("no staging memory here")
-        return self.staged.write_staged(job.command.peer, job.command.ticket, window, notification, job.reader)
+        return self.staged.writer.write(job.command.peer, job.command.ticket, window, notification, job.reader)
 
     def _close_gate(self, command: CloseGate, now: float) -> list[TransferReport]:
         link = self._links.get(command.peer)

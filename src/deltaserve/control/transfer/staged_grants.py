@@ -1,7 +1,7 @@
 """What a rank that reads may scatter: pages that a ticket was granted, once from each rank that writes.
 
-The plan of a staged write is the writer's, and comes with the bytes (staging.py). The control plane tells each rank
-which pages a ticket covers (ExpectPages) when it grants them, and when the ticket is over (ForgetPages). A plan for
+The plan of a staged write is the writer's, and comes with the bytes (staged_reader.py). The control plane tells each
+rank which pages a ticket covers (ExpectPages) when it grants them, and when it is over (ForgetPages). A plan for
 anything else is refused whole, so that nothing is scattered outside what its ticket covers, whatever the plan says.
 One that comes before the rank has heard of its ticket may wait for that.
 """

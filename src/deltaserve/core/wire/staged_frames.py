@@ -93,7 +93,9 @@ class StageRelease(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_u
     write: int
 
 
-StageFrame = StageReserve | StageAsk | StageLease | StageRefusal | StagedData | StageAck | StageRelease | StageRecall
+FrameOfWriter = StageReserve | StageAsk | StagedData | StageRelease
+FrameOfReader = StageLease | StageRefusal | StageAck | StageRecall
+StageFrame = FrameOfWriter | FrameOfReader
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[StageFrame] = msgspec.msgpack.Decoder(StageFrame)

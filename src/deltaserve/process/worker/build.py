@@ -224,7 +224,8 @@ class StagingLog:
         num_direct = endpoint.counters["staging_fallbacks"]
         if num_direct >= self._tell_at:
             self._tell_at = 2 * num_direct
-            log.warning("%d staged transfers went directly; the last one: %s", num_direct, endpoint.staged.last_reason)
+            reason = endpoint.staged.writer.last_reason
+            log.warning("%d staged transfers went directly; the last one: %s", num_direct, reason)
 
 
 @dataclass(frozen=True, slots=True)
