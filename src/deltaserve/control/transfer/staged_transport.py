@@ -75,7 +75,7 @@ class StagedTransport:
 
     def advance(self, now: float) -> None:
         """Time goes on; what waits is looked at with the next `notifications`."""
-        self._here.now = now
+        self._here.look_at_clock(now)
 
     def notifications(self) -> list[Notification]:
         """Drives gathers, scatters and waits, and the transport below between their slices."""

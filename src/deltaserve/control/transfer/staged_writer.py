@@ -59,7 +59,7 @@ class _Ahead:
 
 
 @dataclass(slots=True, eq=False)
-class _Write:
+class _StagedWrite:
     """A staged write of ours."""
 
     id: WriteId
@@ -113,7 +113,7 @@ class StagedWriter:
 
     def __init__(self, here: StagingRank) -> None:
         self._here = here
-        self._writes: dict[WriteId, _Write] = {}
+        self._writes: dict[WriteId, _StagedWrite] = {}
         self._ahead: dict[_AheadKey, _Ahead] = {}
         self.ring: StagingRing[WriteId] = here.ring()
         """Memory to send from."""
@@ -153,7 +153,7 @@ class StagedWriter:
         id = WriteId(next(here.ids)) if ahead is None else ahead.write
         lease = None if ahead is None else ahead.lease
         state = StagedWriteState.ASKING if lease is None else StagedWriteState.LENT
-        write = _Write(id, peer, rank, ticket, window, notification, here.now + AGAIN_S, lease, state)
+        write = _StagedWrite(id, peer, rank, ticket, window, notification, here.now + AGAIN_S, lease, state)
         if lease is None:
             here.send(peer, rank, write.ask())
         self._writes[id] = write
@@ -211,7 +211,7 @@ class StagedWriter:
                 del self._ahead[ahead]
                 self._here.tell(peer, rank, StageRelease(write=frame.write))
 
-    def _answered(self, write: _Write, frame: FrameOfReader) -> None:
+    def _answered(self, write: _StagedWrite, frame: FrameOfReader) -> None:
         match frame:
             case StageLease() if write.waits_for_answer:
                 write.lease = frame
@@ -250,7 +250,7 @@ class StagedWriter:
             return True
         return False
 
-    def _begin(self, write: _Write, offset: int) -> None:
+    def _begin(self, write: _StagedWrite, offset: int) -> None:
         config = self._here.config
         write.buffer = Span(config.region, config.ring_bytes + offset, write.window.num_bytes)
         write.gather = self._gather(write.window, write.buffer.offset)
@@ -260,7 +260,7 @@ class StagedWriter:
             yield from self._here.memory.gather(part.group, part.staged, part.src, part.tokens, offset)
             offset += part.num_bytes
 
-    def _post(self, write: _Write) -> None:
+    def _post(self, write: _StagedWrite) -> None:
         """The bulk write, when both its buffer and its lease are there."""
         if write.state is not StagedWriteState.WRITING or write.lease is None or write.buffer is None:
             return
@@ -274,12 +274,12 @@ class StagedWriter:
         except TransportError:
             self._move(write, StagedWriteEvent.FAIL)
 
-    def _withdraw(self, write: _Write, reason: str) -> None:
+    def _withdraw(self, write: _StagedWrite, reason: str) -> None:
         """There is no memory here: the reader's lease, given or not yet, is not needed."""
         self._here.tell(write.peer, write.rank, StageRelease(write=write.id))
         self._fall_back(write, reason)
 
-    def _fall_back(self, write: _Write, reason: str) -> None:
+    def _fall_back(self, write: _StagedWrite, reason: str) -> None:
         """Write directly, with no memory of this write left here or there."""
         self._here.counters["staging_fallbacks"] += 1
         self.last_reason = reason
@@ -294,12 +294,12 @@ class StagedWriter:
         except TransportError:
             self._move(write, StagedWriteEvent.FAIL)
 
-    def _free_buffer(self, write: _Write) -> None:
+    def _free_buffer(self, write: _StagedWrite) -> None:
         write.gather = None
         if self.ring.lease_of(write.id) is not None or self.ring.is_waiting(write.id):
             self.ring.give_back(write.id)
 
-    def _move(self, write: _Write, event: StagedWriteEvent) -> None:
+    def _move(self, write: _StagedWrite, event: StagedWriteEvent) -> None:
         self.moves[write.state, event] += 1
         write.state = advance(STAGED_WRITE, write.state, event, f"staged write {write.id} to {write.peer}")
 
