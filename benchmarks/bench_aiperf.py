@@ -1,7 +1,7 @@
 """A foreign load generator against `serve`: NVIDIA's AIPerf, and what it measures beside what `deltaserve bench` does.
 
     python3 -m venv out/aiperf && out/aiperf/bin/pip install aiperf
-    python benchmarks/bench_aiperf.py --aiperf out/aiperf/bin/aiperf [--rounds N] [--json FILE]
+    python -m benchmarks.bench_aiperf --aiperf out/aiperf/bin/aiperf [--rounds N] [--json FILE]
 
 The form of the load that SGLang's pull request 19746 was measured with (chats, streamed, each behind one of 20
 prefixes, lengths drawn from normal distributions, ignore_eos), scaled to models/recall-micro: prefixes of 400 tokens,

@@ -1,7 +1,7 @@
 """Time of attention in one step, without weights: by torch (index tensors, then 12 layers) where rows differ in length,
 then one layer by torch and by the native library, beside what this machine reads and multiplies in the same run.
 
-    python benchmarks/bench_attention.py [--layers 12] [--json]
+    python -m benchmarks.bench_attention [--layers 12] [--json]
 
 Every ratio compares runs that took turns, so other load on the machine falls on both sides: the median over all rounds,
 and in brackets that of the best times. One thread; the clock is the process's CPU time.

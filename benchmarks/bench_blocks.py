@@ -1,6 +1,6 @@
 """Products with matrices of codes, and what they make of a step of a 4-bit model.
 
-    python benchmarks/bench_blocks.py [MODEL.gguf] [--isa NAME] [--rows 8] [--rounds 15] [--only products|steps]
+    python -m benchmarks.bench_blocks [MODEL.gguf] [--isa NAME] [--rows 8] [--rounds 15] [--only products|steps]
 
 Products: all of 8 matrices of 4,096 x 4,096, more than caches hold, so that their bytes are read. `read` is the share
 of the machine's read bandwidth, measured in turns with them, that a product's bytes come in at; `float32` and

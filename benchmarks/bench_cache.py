@@ -1,6 +1,6 @@
 """Speed and memory of the prefix cache: many users on a few very long shared prefixes.
 
-    python benchmarks/bench_cache.py [--json]
+    python -m benchmarks.bench_cache [--json]
 
 20 prefixes of 50,000 tokens, 50 suffixes of 4,500 tokens each, page size 64. Each request matches, leases, inserts its
 delta and releases, as a decode worker does. Times are microseconds of one call on one core.

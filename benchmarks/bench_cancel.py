@@ -1,6 +1,6 @@
 """What clients that leave cost the others, over NIXL and over Mooncake.
 
-    python benchmarks/bench_cancel.py [--seconds 20] [--rounds 3]
+    python -m benchmarks.bench_cancel [--seconds 20] [--rounds 3]
 
 One prefill and one decode worker of models/recall-micro. Four clients ask for 4 tokens after 512 new ones, one request
 after the other; beside them two clients (or none) send 1,500 tokens and hang up at a random moment within 0.3 s. Runs
@@ -19,8 +19,8 @@ from typing import Literal
 
 import httpx
 
+from benchmarks.serve_while import serve_while
 from deltaserve.launch.compose import free_port
-from deltaserve.launch.session import serve_while
 from deltaserve.process.worker.worker_spec import WorkerSpec
 from deltaserve.settings.config import DisaggregationSettings, ModelSettings, NetworkSettings, Settings
 

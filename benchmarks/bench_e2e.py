@@ -1,6 +1,6 @@
 """Whole servers on the 46 M parameter bfloat16 model: unified and P/D, decode's cache on and off.
 
-    python benchmarks/bench_e2e.py [--json FILE] [--rounds N] [--only NAME ...]
+    python -m benchmarks.bench_e2e [--json FILE] [--rounds N] [--only NAME ...]
 
 The load of every run: 8 groups x 8 prompts, 2048 shared + 128 own tokens in, 64 out, 16 at a time. Runs of all variants
 alternate, the median over rounds is reported; a run's server is new, so nothing is cached before it.
@@ -17,10 +17,10 @@ from threading import Event
 
 from msgspec.structs import replace
 
+from benchmarks.serve_while import serve_while
 from deltaserve.commands.bench import command as bench
 from deltaserve.core.ids import Role
 from deltaserve.launch.compose import free_port
-from deltaserve.launch.session import serve_while
 from deltaserve.process.worker.worker_spec import WorkerSpec
 from deltaserve.settings.config import (
     DisaggregationSettings,

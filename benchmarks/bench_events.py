@@ -1,6 +1,6 @@
 """What an event costs on a worker's loop while 1,000 requests of 100,000 tokens wait and decode is full.
 
-    python benchmarks/bench_events.py [--rooms N] [--tokens N] [--json]
+    python -m benchmarks.bench_events [--rooms N] [--tokens N] [--json]
 
 A decode and a prefill engine with everything production has but the network and the model: frames go in, the turn that
 follows is timed with them, and so is the work of the codec on both. Decode's memory holds one running request of the

@@ -1,7 +1,7 @@
 """Conversations on decode workers that share experts: do they stay on the member that has their prefix?
 
-    python benchmarks/bench_expert_groups.py [--members N] [--conversations N] [--turns N] [--apart]
-    python benchmarks/bench_expert_groups.py --exchange [--members N]
+    python -m benchmarks.bench_expert_groups [--members N] [--conversations N] [--turns N] [--apart]
+    python -m benchmarks.bench_expert_groups --exchange [--members N]
 
 A real server: one prefill worker and N decode workers of one expert group (`--dp-size N --enable-dp-attention`), of
 models/recall-micro with its feed-forward layers cut into experts (tools/recall/experts.py). All conversations at once,

@@ -1,6 +1,6 @@
 """What placing a request costs the front, and what its workers then say, on workers that exist as frames only.
 
-    python benchmarks/bench_front.py [--sizes 1 8 64] [--lengths 1000 4000 8000 100000] [--count N] [--rooms N]
+    python -m benchmarks.bench_front [--sizes 1 8 64] [--lengths 1000 4000 8000 100000] [--count N] [--rooms N]
 
 For each number of workers of each kind and each prompt length: the CPU time FrontCore.submit takes (page keys, price of
 every worker, books, the Submit message; not its encoding), p50 and p99 over `count` prompts of which each continues

@@ -1,6 +1,6 @@
 """A model with recurrent states, served: what its cache costs where nothing is shared, and what it saves where much is.
 
-    python benchmarks/bench_hybrid.py [--quick | --rounds N] [--only LOAD ...] [--modes unified P/D] [--json FILE]
+    python -m benchmarks.bench_hybrid [--quick | --rounds N] [--only LOAD ...] [--modes unified P/D] [--json FILE]
 
 Real processes on out/bench-hybrid (`python -m tools.make_bench_model out/bench-hybrid --kind hybrid`: six recurrent
 layers, two of attention, a state as heavy as the KV of 804 tokens), pages of 64 tokens, 16 rows, one compute thread a

@@ -1,6 +1,6 @@
 """One layer of experts in the sizes of Qwen3-30B-A3B, matrices plain and packed in turns; memory of both.
 
-    python benchmarks/bench_moe.py [--experts 64]
+    python -m benchmarks.bench_moe [--experts 64]
 
 The sizes are real but for the number of experts (128), which decides how many tokens meet in one. One thread; the
 clock is the process's CPU time.

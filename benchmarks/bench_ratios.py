@@ -1,6 +1,6 @@
 """Whole steps of a bfloat16 checkpoint compared within one run: mixed with rows alone, types with each other.
 
-    python benchmarks/bench_ratios.py MODEL_FOLDER [--isa avx2] [--rounds 25]
+    python -m benchmarks.bench_ratios MODEL_FOLDER [--isa avx2] [--rounds 25]
 
 `as served` is the type that `deltaserve serve` chooses on a CPU with these instructions. `--isa avx2` makes torch and
 oneDNN use nothing newer, whatever this CPU has. One thread; the clock is the process's CPU time.

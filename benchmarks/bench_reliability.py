@@ -1,6 +1,6 @@
 """How long a death hurts, and how long an abort holds memory: real processes on recall-micro.
 
-    python benchmarks/bench_reliability.py [--rounds N] [--aborts N] [--json FILE]
+    python -m benchmarks.bench_reliability [--rounds N] [--aborts N] [--json FILE]
 
 Deaths: `deltaserve serve` with one worker of each kind, where the client can only be told, and with two of each, where
 the request goes on elsewhere. The worker that has the request gets SIGKILL in the middle of it; the time runs from the
@@ -34,9 +34,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bench_serve import PATIENCE_S, ROOT, Served, serving
+from benchmarks.serve_while import serve_while
 from deltaserve.core.ids import Role
 from deltaserve.launch.compose import free_port
-from deltaserve.launch.session import serve_while
 from deltaserve.process.worker.worker_spec import WorkerSpec
 from deltaserve.settings.config import MemorySettings, ModelSettings, NetworkSettings, SchedulingSettings, Settings
 

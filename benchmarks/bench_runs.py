@@ -1,6 +1,6 @@
 """In how many runs of consecutive pages a prompt lies on an aged pool: a transfer takes one descriptor for each.
 
-    python benchmarks/bench_runs.py [--requests 1000] [--json]
+    python -m benchmarks.bench_runs [--requests 1000] [--json]
 
 A decode worker's life in pages: prompts of 8 to 160 pages, half of them the next turn of an earlier conversation, are
 matched, granted, landed, grow page by page side by side, and end in the tree, which fills the pool: from then on every

@@ -1,6 +1,6 @@
 """Time of drawing one token for each of 16 rows with a vocabulary of 152K.
 
-    python benchmarks/bench_sampler.py [--rows 16] [--vocab 152000] [--threads 1]
+    python -m benchmarks.bench_sampler [--rows 16] [--vocab 152000] [--threads 1]
 
 Two kinds of logits: `peaked`, where 0.9 of the weight lies on a few hundred tokens, as in a language model, and `flat`,
 where it takes more than the 1024 candidates and every row goes over its whole vocabulary. The clock is the process's

@@ -1,6 +1,6 @@
 """Speed and memory of the scheduler: what the control plane adds to every step of a large decode batch.
 
-    python benchmarks/bench_sched.py [--json] [--profile]
+    python -m benchmarks.bench_sched [--json] [--profile]
 
 128 running requests of 50,000 tokens on 20 shared prefixes (45,500 shared + 4,500 private tokens), page size 64. A step
 is plan() and commit(), with the executor's answer made up. Times are microseconds on one core. The bar: p50 <= 1,000.

@@ -1,6 +1,6 @@
 """The public result tables of decode's radix cache, at scale, on a decode pool that is full without it.
 
-    python benchmarks/bench_seed.py [--quick] [--only shared-documents|drawn-lengths] [--prefill 3,2,1] [--json FILE]
+    python -m benchmarks.bench_seed [--quick] [--only shared-documents|drawn-lengths] [--prefill 3,2,1] [--json FILE]
 
 Two loads, scaled to models/recall-micro, on real processes (those of `deltaserve serve`), 128 requests at a time:
 
@@ -55,6 +55,7 @@ from rich.progress import Progress
 from rich.table import Table
 from safetensors.torch import load_file, save_file
 
+from benchmarks.serve_while import serve_while
 from deltaserve.commands.bench.completion_stream import LENIENT, ServerDialect
 from deltaserve.commands.bench.load_client import Client, Load, Measurement
 from deltaserve.commands.bench.recall import ASK, Document, DocumentShape, RecallTraffic, expected_chain, make_document
@@ -64,7 +65,6 @@ from deltaserve.commands.bench.traffic import ChatTurn, Conversation
 from deltaserve.compute.native.native_library import NativeLibrary, NativeUnavailable
 from deltaserve.core.ids import Role
 from deltaserve.launch.compose import free_port
-from deltaserve.launch.session import serve_while
 from deltaserve.process.children.interrupts import EXIT_INTERRUPTED
 from deltaserve.process.worker.worker_spec import WorkerSpec
 from deltaserve.settings.config import (

@@ -1,6 +1,6 @@
 """What a server costs and answers on this machine: start, idle CPU, memory, first token of a cached prompt, wire bytes.
 
-    python benchmarks/bench_serve.py [--model FOLDER] [--page-size N] [--json FILE]
+    python -m benchmarks.bench_serve [--model FOLDER] [--page-size N] [--json FILE]
 
 Three servers, one after the other: prefill and decode apart, the same where decode computes short deltas itself
 (--conditional-prefill auto), and unified. Then the first and the last at once, asked in turn for the same

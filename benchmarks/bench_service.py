@@ -1,6 +1,6 @@
 """How a server behaves around its requests: overload, refusals, draining, clients that leave.
 
-    python benchmarks/bench_service.py [--seconds S] [--json FILE]
+    python -m benchmarks.bench_service [--seconds S] [--json FILE]
 
 One pair of workers on models/recall-micro. The load comes from this process over raw sockets, so as to take little from
 the server's cores; on a small machine it takes something all the same, and the figures are lower for it. Every prompt

@@ -1,8 +1,8 @@
 """What guesses bring on a real model: SmolLM2-135M, chat and summaries of a document that it was given.
 
-    python benchmarks/bench_speculation.py [--rounds N] [--quick] [--tasks chat] [--at-a-time 16] [--json FILE]
-    python benchmarks/bench_speculation.py --draft-model-path FOLDER [--speculative-num-steps K] [--unified] ..
-    python benchmarks/bench_speculation.py --model FOLDER --tasks recall --draft-model-path FOLDER ..
+    python -m benchmarks.bench_speculation [--rounds N] [--quick] [--tasks chat] [--at-a-time 16] [--json FILE]
+    python -m benchmarks.bench_speculation --draft-model-path FOLDER [--speculative-num-steps K] [--unified] ..
+    python -m benchmarks.bench_speculation --model FOLDER --tasks recall --draft-model-path FOLDER ..
 
 Two servers at once, with guesses and without, asked in turn, so that other load on the machine falls on both alike:
 one answer at a time, then 16 at a time. Guesses are n-grams (`--speculative-algorithm NGRAM`), or those of the EAGLE-3

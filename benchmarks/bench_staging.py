@@ -1,6 +1,6 @@
 """KV between unequal numbers of ranks: direct, staged, one descriptor for each token and head; and pages cut anew.
 
-    python benchmarks/bench_staging.py [--mib 256] [--rounds 5] [--shape short] [--chunk-mib 8] [--page-size 16]
+    python -m benchmarks.bench_staging [--mib 256] [--rounds 5] [--shape short] [--chunk-mib 8] [--page-size 16]
                                        [--paths direct staged scatter mooncake]
 
 One process holds all ranks of the writer, another (this script with `--reader`) all of the reader; each pair of ranks

@@ -1,6 +1,6 @@
 """Time of one step of the torch executor: decode batches (prefix private or shared) and prefill chunks.
 
-    python benchmarks/bench_step.py MODEL_FOLDER [--rows 16] [--dtype float32] [--device cpu] [--threads 1] [--json]
+    python -m benchmarks.bench_step MODEL_FOLDER [--rows 16] [--dtype float32] [--device cpu] [--threads 1] [--json]
 
 Each line compares with a roof: bytes that must be read (weights once, every KV page once) at the measured read
 bandwidth, or matrix work at the rate of one large product in the model's type or float32, whichever is faster. On

@@ -1,6 +1,6 @@
 """Bytes per second of the transports of one host between two processes, against what memcpy does here.
 
-    python benchmarks/bench_transport.py [--tls tcp,self] [--window-mib 64] [--rounds 8]
+    python -m benchmarks.bench_transport [--tls tcp,self] [--window-mib 64] [--rounds 8]
 
 For each run length (4 KiB .. 16 MiB) one window is written as scattered runs: every second run of the source goes to
 every second run of the target, so that nothing can be merged. Median over rounds, of post to DONE; NIXL, local and

@@ -1,9 +1,9 @@
 """Unequal numbers of ranks on prefill and decode, served: each way to move the pages, and equal numbers beside it.
 
-    python benchmarks/bench_unequal.py [--quick] [--rounds N] [--shapes P2D1 P1D2 P4D2]
+    python -m benchmarks.bench_unequal [--quick] [--rounds N] [--shapes P2D1 P1D2 P4D2]
                                        [--paths scatter direct staged auto] [--concurrency 1 4 16 64]
                                        [--at-once 1 16 64 512] [--json FILE]
-    python benchmarks/bench_unequal.py --asking 200 [--shapes P2D1 P1D2]
+    python -m benchmarks.bench_unequal --asking 200 [--shapes P2D1 P1D2]
 
 Real processes on models/recall-micro (2 KV heads, float32), pages of 16 tokens, which move by NIXL as between
 machines, one compute thread for each rank. Each question is asked about a document of its own, so every prompt moves

@@ -1,6 +1,6 @@
 """`deltaserve serve` whose workers count where their CPU time goes. For bench_hybrid.py.
 
-    TIMES_FOLDER=out/times python benchmarks/timed_workers.py serve MODEL ...
+    TIMES_FOLDER=out/times python -m benchmarks.timed_workers serve MODEL ...
 
 Each call of a function in SITES is timed by its thread's CPU clock, without the calls within it that are timed
 themselves. Twice a second a worker writes what it has counted so far to a file of the folder. A timed call costs

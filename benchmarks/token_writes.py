@@ -1,6 +1,6 @@
 """`deltaserve serve`, its direct writes cut to tokens, as engines without staging write. For bench_unequal.py.
 
-    python benchmarks/token_writes.py serve MODEL --prefill-tp-size 2 ...
+    python -m benchmarks.token_writes serve MODEL --prefill-tp-size 2 ...
 
 Only what goes between ranks with unequal heads is cut, into one descriptor for each token, head, layer, K and V; the
 rest of the server is as it is. Workers and ranks are started as this script too.

@@ -18,6 +18,7 @@ DOCUMENTS = ("README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in s
 
 MAX_WORDS_ARCHITECTURE = 2000
 MAX_WORDS_PAGE = 400
+MAX_WORDS_README = 1000
 MAX_FILES_OF_A_REQUEST = 90
 MAX_WORDS_STEP = 60
 MAX_LINE = 120
@@ -25,6 +26,22 @@ MAX_LINE = 120
 _FILE = re.compile(r"`(\w+(?:/\w+)+\.py)`")
 _ANY_FILE = re.compile(r"`((?:[\w.]+/)*\w+\.(?:py|cpp|h))`")
 _STEP = re.compile(r"^\d+\. (.+?)(?=^\d+\. |\Z)", re.DOTALL | re.MULTILINE)
+
+
+_PROGRAM = re.compile(r"python (?:-u )?((?:benchmarks|tools|tests)/[\w/]+\.py)\b")
+_MODULE = re.compile(r"python -m ((?:benchmarks|tools|tests|deltaserve)(?:\.\w+)*)\b((?:\s+[^`\s#;]+)*)")
+_OWN_IMPORT = re.compile(r"^(?:from|import) (?:benchmarks|tools|tests)\b", re.MULTILINE)
+PRINTING = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.py", "tools/**/*.py", "src/**/*.md", "src/**/*.py")
+    for path in ROOT.glob(pattern)
+)
+
+
+def file_of_module(name: str) -> Path | None:
+    """Where `python -m NAME` begins, if it begins anywhere."""
+    base = (SOURCE.parent if name.startswith("deltaserve") else ROOT) / name.replace(".", "/")
+    return next((path for path in (base.with_suffix(".py"), base / "__main__.py") if path.is_file()), None)
 
 
 def walk() -> str:
@@ -48,6 +65,24 @@ def test_every_folder_has_a_page(folder: Path) -> None:
     assert not [name for name in named if not any((place / name).is_file() for place in places)]
     links = re.findall(r"\]\(([^):#]+)\)", text)
     assert not [link for link in links if not (folder / link).exists()]
+
+
+@pytest.mark.parametrize("page", PRINTING, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_programs_run_as_they_are_printed(page: Path) -> None:
+    """`python FILE` finds no package of this folder: a file that imports one is printed as `python -m MODULE`."""
+    text = page.read_text()
+    by_path = [ROOT / name for name in _PROGRAM.findall(text)]
+    assert not [path for path in by_path if not path.is_file() or _OWN_IMPORT.search(path.read_text())]
+    for name, arguments in _MODULE.findall(text):
+        path = file_of_module(name)
+        assert path is not None, name
+        if name.startswith("benchmarks.bench_"):
+            unknown = [flag for flag in re.findall(r"--[a-z][\w-]*", arguments) if flag not in path.read_text()]
+            assert not unknown, name
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= MAX_WORDS_README
 
 
 def test_the_map_is_short() -> None:

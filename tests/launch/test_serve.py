@@ -110,7 +110,7 @@ def test_the_line_at_the_start_names_the_pages_of_each_pool(tiny_models: Path) -
     tell_resolved(resolved, lambda line: said.append(str(line)))
     full, window = resolved.num_pages
     assert (full, window) == (4096, 4096 * 3 // 64)  # a tail of 3 pages for each prefix of a quarter of the context
-    assert f"{full} pages (32 MiB) and {window} of the last 24 tokens (4 MiB) per worker (36 MiB)" in said[0]
+    assert f"{full} pages (32.0 MiB) and {window} of the last 24 tokens (4.5 MiB) per worker (36.5 MiB)" in said[0]
 
 
 def of_ranks(model: Path, **parallelism: object) -> Settings:

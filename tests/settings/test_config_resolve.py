@@ -317,7 +317,7 @@ def test_an_automatic_pool_is_no_larger_than_useful() -> None:
         ({"scheduling": {"max_prefill_tokens": 10}}, "--max-prefill-tokens 10: must be at least the chunk of 512"),
         (
             {"memory": {"mem_fraction_static": 0.01}},
-            "40 MiB for each of 1 worker processes do not hold 200 MiB of weights, 32 MiB for a step and one page",
+            "41.0 MiB for each of 1 worker processes do not hold 200.0 MiB of weights, 32.0 MiB for a step",
         ),
     ],
 )
@@ -335,8 +335,8 @@ def test_a_pool_that_an_empty_machine_could_not_hold_is_refused_with_the_largest
     with pytest.raises(ConfigError) as caught:
         resolved(machine=TOTAL, memory={"num_pages": 1_000_000_000})
     message = str(caught.value)
-    assert message.startswith("--num-pages 1000000000: 125000000 MiB of pages and 200 MiB of weights for each of 2 ")
-    assert message.endswith("1000 MiB of memory here; at most 2400 fit")
+    assert message.startswith("--num-pages 1000000000: 122070.3 GiB of pages and 200.0 MiB of weights for each of 2 ")
+    assert message.endswith("1000.0 MiB of memory here; at most 2400 fit")
     assert resolved(machine=TOTAL, memory={"num_pages": 2400}).num_pages == (2400,)
     with pytest.raises(ConfigError, match=r"--num-pages 2401: .* at most 2400 fit"):
         resolved(machine=TOTAL, memory={"num_pages": 2401})

@@ -17,6 +17,7 @@ from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.core.lifetime import Lifetime
 from deltaserve.core.quantization import Quantization
+from deltaserve.core.sizes import size
 from deltaserve.launch.compose import (
     Checkpoint,
     device_of,
@@ -330,16 +331,16 @@ def tell_pair(settings: Settings, resolved: Mapping[Role, ResolvedConfig], tell:
 
 def describe_groups(settings: Settings) -> str:
     """A line about decode workers that share experts."""
-    size, count = settings.parallelism.dp_size, settings.disaggregation.decode
-    groups = f"decode: {size} workers that share experts" + (f", {count} times" if count > 1 else "")
-    return f"{groups}; each step is one of all {size}, and when one ends all start again"
+    members, count = settings.parallelism.dp_size, settings.disaggregation.decode
+    groups = f"decode: {members} workers that share experts" + (f", {count} times" if count > 1 else "")
+    return f"{groups}; each step is one of all {members}, and when one ends all start again"
 
 
 def describe_staging(settings: Settings) -> str:
     """A line about the staging memory of workers that have it."""
     asked = settings.disaggregation
-    size = f"{asked.staging_memory_mib} MiB on each rank"
-    return f"staging memory: {size}, half to send and half to receive ({asked.staging})"
+    memory = f"{asked.staging_memory_mib} MiB on each rank"
+    return f"staging memory: {memory}, half to send and half to receive ({asked.staging})"
 
 
 _CODES: Mapping[Quantization, str] = {
@@ -358,7 +359,7 @@ def describe(r: ResolvedConfig) -> str:
     return (
         f"{r.device}, weights {r.dtype}{widened}{_CODES[r.quantization]}, KV {r.kv_cache_dtype}, "
         f"pages of {r.page_size} tokens, "
-        f"{ranks}{_pages(r)} per worker ({r.kv_bytes / 2**20:.0f} MiB{per_rank}), context {r.context_len}, "
+        f"{ranks}{_pages(r)} per worker ({size(r.kv_bytes)}{per_rank}), context {r.context_len}, "
         f"{r.max_running_requests} running, {_threads(r)} per {'rank' if per_rank else 'worker'} "
         f"(--num-threads; {r.num_cores} cores here), {_moves(r)}"
     )
@@ -384,7 +385,7 @@ def _pages(r: ResolvedConfig) -> str:
         return f"{r.num_pages[0]} pages"
     found = []
     for count, facts in zip(r.num_pages, r.pools, strict=True):
-        num_bytes = f"{count * facts.page_bytes / 2**20:.0f} MiB"
+        num_bytes = size(count * facts.page_bytes)
         match facts.retention.lifetime:
             case Lifetime.FULL:
                 found.append(f"{count} pages ({num_bytes})")

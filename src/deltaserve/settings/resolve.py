@@ -9,6 +9,7 @@ from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.core.quantization import Quantization
+from deltaserve.core.sizes import size
 from deltaserve.settings.config import STATES_PER_ROW, USEFUL_POOL_FACTOR, Settings
 
 Device = Literal["cpu", "cuda"]
@@ -529,10 +530,9 @@ def _check_room(num_pages: int, pools: _Pools, weights: int, machine: MachineFac
     largest = pools.num_full(machine.total_bytes // machine.num_on_device - weights)
     if num_pages > largest:
         hint = f"at most {largest} fit" if largest > 0 else "not one page fits beside the weights"
-        mib = pools.num_bytes(num_pages) >> 20
         raise ConfigError(
-            f"--num-pages {num_pages}: {mib} MiB of pages and {weights >> 20} MiB of weights "
-            f"for each of {machine.num_on_device} worker processes, {machine.total_bytes >> 20} MiB of memory here; "
+            f"--num-pages {num_pages}: {size(pools.num_bytes(num_pages))} of pages and {size(weights)} of weights "
+            f"for each of {machine.num_on_device} worker processes, {size(machine.total_bytes)} of memory here; "
             f"{hint}"
         )
 
@@ -558,8 +558,9 @@ def _affordable_pages(
     num_pages = pools.num_full(budget - weights - scratch)
     if num_pages < 1:
         raise ConfigError(
-            f"--mem-fraction-static {share:g}: {budget >> 20} MiB for each of {machine.num_on_device} worker processes "
-            f"do not hold {weights >> 20} MiB of weights, {scratch >> 20} MiB for a step "
-            f"and one page of {pools.num_bytes(1)} bytes"
+            f"--mem-fraction-static {share:g}: {size(budget)} for each of {machine.num_on_device} worker processes "
+            f"do not hold {size(weights)} of weights, {size(scratch)} for a step "
+            f"and one page of {size(pools.num_bytes(1))}; "
+            "raise it, or take fewer workers or a smaller model"
         )
     return num_pages

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -92,13 +93,22 @@ def test_thoughts_are_heard_and_not_said(field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "models",
-    [JSONResponse({"data": []}), JSONResponse([1]), PlainTextResponse("welcome"), PlainTextResponse("no", 404)],
-    ids=["none", "a list", "no JSON", "not there"],
+    ("models", "why"),
+    [
+        (JSONResponse({"data": []}), "names no model; name it with --model"),
+        (JSONResponse([1]), "names no model; name it with --model"),
+        (PlainTextResponse("welcome"), "names no model; name it with --model"),
+        (PlainTextResponse("no", 404), "is unknown there (HTTP 404); give the URL of an OpenAI-compatible server"),
+        (PlainTextResponse("no", 401), "HTTP 401; the server wants a key: --api-key-file"),
+        (PlainTextResponse("no", 403), "is refused (HTTP 403); give another URL"),
+        (PlainTextResponse("no", 429), "is not answered now (HTTP 429); try again"),
+        (PlainTextResponse("no", 503), "is not answered now (HTTP 503); try again"),
+    ],
+    ids=["none", "a list", "no JSON", "not there", "no key", "refused", "too many", "starting"],
 )
-def test_a_server_that_lists_no_model_is_told_one(models: Response) -> None:
+def test_a_server_that_lists_no_model_is_told_one(models: Response, why: str) -> None:
     with serving(Talker([piece("a"), "[DONE]"], models)) as url:
-        with pytest.raises(ServerError, match="--model"):
+        with pytest.raises(ServerError, match=re.escape(why)):
             ask(url)
         assert ask(url, "mine")[0] == ServedModel("mine", is_ours=False)
 

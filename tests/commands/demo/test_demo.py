@@ -274,7 +274,7 @@ def test_the_table_fits_a_page_without_a_terminal(capsys: pytest.CaptureFixture[
 def test_the_paragraph_holds_the_measured_figures() -> None:
     on = replace(FIGURES, bytes_moved=1 << 20, answered_at_once=24, shared_tokens_read=640)
     words = in_words(Comparison("a", (FIGURES,), (on,)), Comparison("b", (FIGURES,), (on,)))
-    for part in ("16 MiB in all", "6 requests filled", "lacked, 2 MiB", "24 requests ran", "64%"):
+    for part in ("16.0 MiB in all", "6 requests filled", "lacked, 2.0 MiB", "24 requests ran", "64%"):
         assert part in words
     nothing = replace(FIGURES, tokens_read=0)
     assert "0%" in in_words(Comparison("a", (nothing,), (nothing,)), Comparison("b", (nothing,), (nothing,)))
@@ -360,7 +360,7 @@ def test_a_talk_is_told_in_figures() -> None:
     assert cells_of_turn(cold) == ("visitor 1, turn 1", "851", "0", "0", "38.0 MiB", "5.25 s", "11", "100 ms")
     assert cells_of_turn(cached)[-4:] == ("1.5 MiB", "0.50 s", "1", "-")
     words = talk_in_words([cold, cached])
-    assert "851 tokens, 38 MiB, 5.2 s" in words
+    assert "851 tokens, 38.0 MiB, 5.2 s" in words
     assert "at most 1.5 MiB, and the first token came within 0.50 s" in words
     assert make_talk_table([cold, cached]).row_count == 2
 

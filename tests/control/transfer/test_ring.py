@@ -126,7 +126,7 @@ def test_sizes_are_rounded_to_whole_elements() -> None:
 
 def test_larger_than_the_ring_is_refused_at_once_and_names_the_setting() -> None:
     ring = ring_of(4)
-    with pytest.raises(StagingTooSmall, match=r"1280 bytes .* ring of 1024: raise --staging-memory"):
+    with pytest.raises(StagingTooSmall, match=r"^1 KiB do not fit the staging ring of 1 KiB: raise --staging-memory"):
         ring.ask("a", 5 * UNIT, 0.0)
     assert ring.counters["refused"] == 1
     assert not ring.is_waiting("a")
@@ -154,7 +154,7 @@ def test_a_wait_is_bounded_and_says_what_was_in_the_way() -> None:
     (over,) = ring.give_up(10.0)
     assert over.owner == "b"
     assert over.reason == (
-        "waited 10.0 s for 2048 bytes of the staging ring of 2560: 1 leases hold 1536 of them; raise --staging-memory"
+        "waited 10.0 s for 2 KiB of the staging ring of 2 KiB: 1 leases hold 2 KiB of it; raise --staging-memory"
     )
     assert ring.counters["given_up"] == 1
     assert not ring.is_waiting("b")

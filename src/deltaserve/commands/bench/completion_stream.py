@@ -138,8 +138,21 @@ async def listed_models(http: httpx.AsyncClient) -> list[Mapping[str, Any]]:
     except (ValueError, KeyError, TypeError):
         models = None
     if not models:
-        raise ServerError(f"GET /v1/models names no model (HTTP {response.status_code}); name it with --model")
+        raise ServerError(_why_no_model(response))
     return list(models)
+
+
+def _why_no_model(response: httpx.Response) -> str:
+    asked, status = f"GET {str(response.url)[:200]}", response.status_code
+    if status == httpx.codes.OK:
+        return f"{asked} names no model; name it with --model, or give the URL of an OpenAI-compatible server"
+    if status == httpx.codes.NOT_FOUND:
+        return (
+            f"{asked} is unknown there (HTTP 404); give the URL of an OpenAI-compatible server, or name it with --model"
+        )
+    if status == httpx.codes.TOO_MANY_REQUESTS or status >= httpx.codes.INTERNAL_SERVER_ERROR:
+        return f"{asked} is not answered now (HTTP {status}); try again, or see what that server says"
+    return f"{asked} is refused (HTTP {status}); give another URL, or name the model with --model"
 
 
 async def served_model(http: httpx.AsyncClient) -> str:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from deltaserve.commands.demo.server import DECODE_PAGES
 from deltaserve.commands.demo.traffic import Figures
+from deltaserve.core.sizes import size
 
 _NO_VALUE = "-"
 
@@ -26,8 +27,8 @@ class ReportRow:
     median."""
 
 
-def _mebibytes(num_bytes: float) -> str:
-    return f"{num_bytes / 2**20:.1f} MiB"
+def _size(num_bytes: float) -> str:
+    return size(round(num_bytes))
 
 
 def _scaled(seconds: float | None, per_second: float) -> float | None:
@@ -35,7 +36,7 @@ def _scaled(seconds: float | None, per_second: float) -> float | None:
 
 
 ROWS = (
-    ReportRow("moved from prefill to decode", lambda f: f.bytes_moved, _mebibytes, is_compared=True),
+    ReportRow("moved from prefill to decode", lambda f: f.bytes_moved, _size, is_compared=True),
     ReportRow("prompt tokens", lambda f: f.prompt_tokens),
     ReportRow("  not computed again", lambda f: f.cached_on_prefill),
     ReportRow("  not moved again", lambda f: f.cached_on_decode),
@@ -121,9 +122,9 @@ def in_words(documents: Comparison, turns: Comparison) -> str:
     shared = _median(documents.on, lambda f: f.shared_tokens_read / max(1, f.tokens_read))
     return (
         f"Every prompt starts with a document that others ask about too. Without a cache decode was sent that document "
-        f"anew for each request, {moved_off / 2**20:.0f} MiB in all, and held a copy of it for each: "
+        f"anew for each request, {_size(moved_off)} in all, and held a copy of it for each: "
         f"{_median(documents.off, lambda f: f.answered_at_once):.0f} requests filled its {DECODE_PAGES} pages. With "
-        f"the cache it kept one copy and was sent only the pages it lacked, {moved_on / 2**20:.0f} MiB; "
+        f"the cache it kept one copy and was sent only the pages it lacked, {_size(moved_on)}; "
         f"{_median(documents.on, lambda f: f.answered_at_once):.0f} requests ran at once in the same memory, and "
         f"{shared:.0%} of the KV they needed at each step was not read again, since one of them had just read it. "
         f"Every answer was checked token by token against its document. Counts repeat from run to run, but for "

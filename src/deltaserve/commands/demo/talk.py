@@ -13,6 +13,7 @@ from deltaserve.commands.bench.completion_stream import ServerError
 from deltaserve.commands.bench.http_client import async_http_client
 from deltaserve.commands.chat.wrapped_text import WrappedText
 from deltaserve.commands.demo.chat import curl
+from deltaserve.core.sizes import size
 
 _TIMEOUT_S = 300.0
 _MAX_TOKENS = 96
@@ -165,7 +166,7 @@ def cells_of_turn(turn: Turn) -> tuple[str, ...]:
     rest = turn.output_len - 1
     per_token = f"{(turn.wall_s - turn.first_token_s) / rest * 1e3:.0f} ms" if rest > 0 else "-"
     lengths = (turn.prompt_len, turn.cached_on_prefill, turn.cached_on_decode)
-    moved, first = f"{turn.bytes_moved / 2**20:.1f} MiB", f"{turn.first_token_s:.2f} s"
+    moved, first = size(turn.bytes_moved), f"{turn.first_token_s:.2f} s"
     return (turn.title, *(f"{length:,}" for length in lengths), moved, first, str(turn.output_len), per_token)
 
 
@@ -173,11 +174,11 @@ def talk_in_words(turns: Sequence[Turn]) -> str:
     """What the caches saved, in one paragraph of measured figures."""
     cold, cached = turns[0], turns[1:]
     slowest_s = max(turn.first_token_s for turn in cached)
-    most_mib = max(turn.bytes_moved for turn in cached) / 2**20
+    most_bytes = max(turn.bytes_moved for turn in cached)
     return (
-        f"The handbook was computed and moved once: {cold.prompt_len:,} tokens, {cold.bytes_moved / 2**20:.0f} MiB, "
+        f"The handbook was computed and moved once: {cold.prompt_len:,} tokens, {size(cold.bytes_moved)}, "
         f"{cold.first_token_s:.1f} s to the first token. After that prefill computed, and decode was sent, only what "
-        f"was new: at most {most_mib:.1f} MiB, and the first token came within "
+        f"was new: at most {size(most_bytes)}, and the first token came within "
         f"{slowest_s:.2f} s, for the second visitor too, who never spoke before."
     )
 

@@ -15,6 +15,7 @@ import httpx
 from deltaserve.commands.bench.http_client import http_client
 from deltaserve.compute.native.native_library import NativeLibrary, NativeUnavailable
 from deltaserve.core.findings import Level, Line
+from deltaserve.core.sizes import size
 from deltaserve.launch.cgroup import read_limits, usable_cores
 from deltaserve.launch.compose import cpu_bytes
 from deltaserve.launch.net_devices import interface_addresses, net_devices
@@ -60,7 +61,7 @@ def _library(name: str, if_missing: Level, why: str) -> Line:
 def check_device() -> Iterator[Line]:
     """Cores, memory, network devices, GPUs."""
     free, _ = cpu_bytes()
-    text = f"{usable_cores(read_limits())} cores, {free / 2**30:.1f} GiB of memory available"
+    text = f"{usable_cores(read_limits())} cores, {size(free)} of memory available"
     yield Line(Level.WARN if free < _LITTLE_MEMORY else Level.OK, "cpu", text)
     devices = ", ".join(net_devices()) or "the kernel does not tell"
     yield Line(Level.OK, "network", f"devices for page transfers (--transfer-devices): {devices}")

@@ -11,6 +11,7 @@ import transformers
 from deltaserve.commands.verify.client import Score, VerifyError
 from deltaserve.compute.weights.gguf_arrays import gguf_arrays
 from deltaserve.core.errors import ConfigError
+from deltaserve.core.sizes import size
 from deltaserve.launch.compose import Checkpoint
 from deltaserve.model.families.gemma3 import ZERO_CENTRED
 from deltaserve.model.formats.gguf_model import GgufModel
@@ -45,7 +46,8 @@ class TransformersReference:
             if need <= free:
                 return dtype
         raise ConfigError(
-            f"--model-path {checkpoint.path}: needs {need / 2**30:.1f} GiB of {free / 2**30:.1f}; use --reference"
+            f"--model-path {checkpoint.path}: needs {size(round(need))} of memory, {size(free)} are free; "
+            "compare with another server instead: --reference URL"
         )
 
     @torch.inference_mode()

@@ -25,6 +25,7 @@ from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar
 
 from deltaserve.core.errors import DeltaserveError, IntegrityError, StateError
+from deltaserve.core.sizes import size
 
 ALIGNMENT = 256
 """Leases start and end at multiples of this: whole elements of every dtype, and what a device copies well."""
@@ -102,18 +103,19 @@ class StagingRing(Generic[Owner]):
             return self._live[owner]
         if owner in self._waiting:
             return None
-        size = _aligned(num_bytes)
-        if size > self.num_bytes:
+        needed = _aligned(num_bytes)
+        if needed > self.num_bytes:
             self.counters["refused"] += 1
             raise StagingTooSmall(
-                f"{size} bytes do not fit the staging ring of {self.num_bytes}: raise {self._setting} to as much"
+                f"{size(needed)} do not fit the staging ring of {size(self.num_bytes)}: "
+                f"raise {self._setting} to as much"
             )
-        if self._is_hopeless(size):
+        if self._is_hopeless(needed):
             self.counters["refused"] += 1
-            raise StagingTooSmall(self._why_hopeless(size))
-        lease = None if self._is_barred(now) else self._cut(owner, size)
+            raise StagingTooSmall(self._why_hopeless(needed))
+        lease = None if self._is_barred(now) else self._cut(owner, needed)
         if lease is None:
-            self._waiting[owner] = _Waiting(size, now)
+            self._waiting[owner] = _Waiting(needed, now)
             self.counters["had_to_wait"] += 1
         elif self._waiting:
             self.counters["passed"] += 1
@@ -166,15 +168,16 @@ class StagingRing(Generic[Owner]):
 
     def _why_hopeless(self, num_bytes: int) -> str:
         return (
-            f"no {num_bytes} bytes are left of the staging ring: a peer that cannot be fenced may write there for ever"
+            f"no {size(num_bytes)} are left of the staging ring: a peer that cannot be fenced may write there for ever"
         )
 
     def _reason(self, wait: _Waiting, now: float) -> str:
         if self._is_hopeless(wait.num_bytes):
             return self._why_hopeless(wait.num_bytes)
         return (
-            f"waited {now - wait.since:.1f} s for {wait.num_bytes} bytes of the staging ring of {self.num_bytes}: "
-            f"{len(self._live)} leases hold {self.num_leased_bytes} of them; raise {self._setting}"
+            f"waited {now - wait.since:.1f} s for {size(wait.num_bytes)} of the staging ring of "
+            f"{size(self.num_bytes)}: {len(self._live)} leases hold {size(self.num_leased_bytes)} of it; "
+            f"raise {self._setting}"
         )
 
     def _cut(self, owner: Owner, num_bytes: int) -> RingLease | None:

@@ -1,4 +1,4 @@
-"""A server for as long as some work takes: started, used from a thread, ended. For benchmarks."""
+"""A server for as long as some work takes: started, used from a thread, ended."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
