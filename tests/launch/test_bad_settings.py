@@ -67,7 +67,7 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("serve", [M, "--stream-interval", "0"], ("--stream-interval 0", "an integer >= 1")),
     ("serve", [M, "--num-threads", "0"], ("--num-threads 0", "an integer from 1 to 1024")),
     ("serve", [M, "--num-threads", "100000"], ("--num-threads 100000", "to 1024")),
-    ("serve", [M, "--context-length", "0"], ("--context-length 0", "an integer >= 1 or auto")),
+    ("serve", [M, "--context-length", "1.5"], ("--context-length '1.5'", "an integer >= 1 or auto")),
     ("serve", [M, "--request-timeout-s", "0"], ("--request-timeout-s 0.0", "above 0")),
     ("serve", [M, "--slow-reader-timeout-s", "0"], ("--slow-reader-timeout-s 0.0", "above 0")),
     ("serve", [M, "--request-timeout-s", "inf"], ("--request-timeout-s inf", "at most 86400")),
