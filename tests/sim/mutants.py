@@ -874,27 +874,7 @@ MUTANTS = (
         "is_earlier = False",
     ),
     # who drives an engine
-    Mutant(
-        "plan_between_handle_and_turn",
-        "D1",
-        _DRIVER,
-        "        for one in heard:\n"
-        "            self._hear(one, now)\n"
-        "        timer = self.engine.next_timer()\n"
-        "        if timer is not None and timer <= now:\n"
-        "            self.engine.tick(now)\n"
-        "        actions: list[WorkerAction] = [*self.engine.turn(now)]\n",
-        "        actions: list[WorkerAction] = []\n"
-        "        for one in heard:\n"
-        "            self._hear(one, now)\n"
-        "            actions += self._plan(now)\n"
-        "        timer = self.engine.next_timer()\n"
-        "        if timer is not None and timer <= now:\n"
-        "            self.engine.tick(now)\n"
-        "        actions += self.engine.turn(now)\n",
-    ),
     Mutant("actions_out_of_order", "D2", _DRIVER, "[*self.engine.turn(now)]", "[*reversed(self.engine.turn(now))]"),
-    Mutant("last_actions_dropped", "D3", _DRIVER, "actions += self._hand_over(now)", "actions = self._hand_over(now)"),
     Mutant("successor_keeps_the_boot", "D3", _DRIVER, "        self._boot = self._next_boot(self._boot)\n", ""),
     Mutant("rest_is_not_told", "D5", _DRIVER, "elif not self._plans and not self._is_resting:", "elif False:"),
     Mutant("open_ticket_is_not_told", "D6", _DRIVER, "yield Polling(is_active)", "yield Polling(is_active=False)"),
