@@ -156,7 +156,7 @@ def test_all_that_is_wrong_is_told_at_once(capsys: pytest.CaptureFixture[str]) -
         "  --revision",
         "  MODEL no/such/folder",
     ]
-    code, out, err = run(capsys, "count", "--cuont", "4", "--api-key", "secret-of-mine", "5")
+    code, out, err = run(capsys, "count", "5", "--cuont", "4", "--api-key", "secret-of-mine")
     assert [line.split(":")[0] for line in err.splitlines()[1:]] == ["  --cuont", "  --api-key", "  '5'"]
     assert "secret-of-mine" not in err
 

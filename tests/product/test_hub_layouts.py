@@ -337,7 +337,7 @@ REFUSED: dict[str, tuple[Layout, str]] = {
         "is outside the model's vocabulary of 200",
     ),
     "named templates without a default": (template_in("tokenizer_config.json", NAMED[:1]), "a list with a default"),
-    "a sentencepiece model alone": (remove("tokenizer.json"), "only fast tokenizers are supported"),
+    "a sentencepiece model alone": (remove("tokenizer.json"), "only tokenizer.json is read; transformers writes it"),
 }
 
 
