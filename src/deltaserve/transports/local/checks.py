@@ -10,17 +10,14 @@ from pathlib import Path
 
 from deltaserve.core.extents import Copy, Region, Span
 from deltaserve.core.findings import Level, Line
-from deltaserve.core.ids import PeerName, RegionId
+from deltaserve.core.ids import PeerName
 from deltaserve.core.transport import RemoteRank, RemoteRegion, TransportError
 from deltaserve.transports.local.memory import sealed_file
 from deltaserve.transports.local.transport import LocalTransport
+from deltaserve.transports.probing import NUM_BYTES, REGION, poll
 from deltaserve.transports.registry import TransportOptions, cannot_open
 
-_NUM_BYTES = 1 << 20
-_REGION = RegionId(0)
 _WRITER, _READER = PeerName("doctor-p"), PeerName("doctor-d")
-_LIMIT_S = 30.0
-_POLL_S = 0.001
 
 
 def check(options: TransportOptions | None) -> Iterator[Line]:
@@ -35,24 +32,21 @@ def check(options: TransportOptions | None) -> Iterator[Line]:
 
 def _probe(folder: Path) -> Line:
     """Raises OSError, TransportError, TimeoutError."""
-    files = [sealed_file(_NUM_BYTES, "deltaserve-doctor") for _ in range(2)]
-    here, there = memories = [mmap.mmap(file, _NUM_BYTES) for file in files]
+    files = [sealed_file(NUM_BYTES, "deltaserve-doctor") for _ in range(2)]
+    here, there = memories = [mmap.mmap(file, NUM_BYTES) for file in files]
     writer, reader = transports = [LocalTransport(folder) for _ in files]
     try:
         bases = [addressof(c_char.from_buffer(memory)) for memory in memories]
         for transport, base, file in zip(transports, bases, files, strict=True):
-            transport.register(Region(_REGION, base, _NUM_BYTES, "cpu", file))
+            transport.register(Region(REGION, base, NUM_BYTES, "cpu", file))
         of_writer, of_reader = writer.open(_READER), reader.open(_WRITER)
-        writer.attach(_READER, [RemoteRank(of_reader, (RemoteRegion(_REGION, bases[1], _NUM_BYTES, "cpu"),))])
+        writer.attach(_READER, [RemoteRank(of_reader, (RemoteRegion(REGION, bases[1], NUM_BYTES, "cpu"),))])
         reader.attach(_WRITER, [RemoteRank(of_writer)])
-        here[:] = os.urandom(_NUM_BYTES)
-        began, span = time.monotonic(), Span(_REGION, 0, _NUM_BYTES)
+        here[:] = os.urandom(NUM_BYTES)
+        began, span = time.monotonic(), Span(REGION, 0, NUM_BYTES)
         writer.write(_READER, [Copy(span, span)], b"here")
-        while not reader.notifications():
-            if time.monotonic() > began + _LIMIT_S:
-                raise TimeoutError(f"nothing arrived within {_LIMIT_S:.0f} s")
-            time.sleep(_POLL_S)
-        took = f"{_NUM_BYTES >> 20} MiB between two endpoints in {(time.monotonic() - began) * 1000:.0f} ms"
+        poll(lambda: bool(reader.notifications()))
+        took = f"{NUM_BYTES >> 20} MiB between two endpoints in {(time.monotonic() - began) * 1000:.0f} ms"
         if here[:] != there[:]:
             return Line(Level.FAIL, "transfer", "local: other bytes arrived than were sent")
         return Line(Level.OK, "transfer", f"local, between workers of one serve: {took}, bytes equal")

@@ -10,23 +10,20 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from ctypes import addressof, c_char
 from typing import Any
 
 from deltaserve.core.extents import Copy, Region, Span
 from deltaserve.core.findings import Level, Line
-from deltaserve.core.ids import Boot, PeerName, RegionId
+from deltaserve.core.ids import Boot, PeerName
 from deltaserve.core.transport import RemoteRank, RemoteRegion, TransportError
 from deltaserve.transports.nixl.options import PACKAGES
 from deltaserve.transports.nixl.ucx_environment import ucx_environment
+from deltaserve.transports.probing import NUM_BYTES, REGION, poll
 from deltaserve.transports.registry import TransportOptions, cannot_open, installed_version, transport_kind
 
-NUM_BYTES = 1 << 20
 _LOOPBACK = TransportOptions(tls="tcp,self", devices="lo")
-_REGION = RegionId(0)
-_LIMIT_S = 30.0
-_POLL_S = 0.001
 _WRITER, _READER = "doctor-p", "doctor-d"
 
 
@@ -111,32 +108,24 @@ def be_one_side(name: str, peer: str, options: TransportOptions) -> None:
     memory = mmap.mmap(-1, NUM_BYTES)
     base = addressof(c_char.from_buffer(memory))
     transport = transport_kind("nixl").make(PeerName(name), Boot(1), options)
-    transport.register(Region(_REGION, base, NUM_BYTES, "cpu"))
+    transport.register(Region(REGION, base, NUM_BYTES, "cpu"))
     metadata = transport.open(PeerName(peer))
     print(json.dumps({"metadata": metadata.hex(), "base": base}), flush=True)
     other = json.loads(sys.stdin.readline())
-    remote = RemoteRegion(_REGION, other["base"], NUM_BYTES, "cpu")
+    remote = RemoteRegion(REGION, other["base"], NUM_BYTES, "cpu")
     transport.attach(PeerName(peer), [RemoteRank(bytes.fromhex(other["metadata"]), (remote,))])
     if name == _WRITER:
         memory[:] = os.urandom(NUM_BYTES)
         print(json.dumps({"crc": zlib.crc32(memory)}), flush=True)
-        span = Span(_REGION, 0, NUM_BYTES)
+        span = Span(REGION, 0, NUM_BYTES)
         write = transport.write(PeerName(peer), [Copy(span, span)], b"here")
-        _poll(lambda: transport.poll(write).value != "pending")
+        poll(lambda: transport.poll(write).value != "pending")
         sys.stdin.readline()  # the library is driven until the reader has all
     else:
         began = time.monotonic()
-        _poll(lambda: bool(transport.notifications()))
+        poll(lambda: bool(transport.notifications()))
         print(json.dumps({"crc": zlib.crc32(memory), "seconds": time.monotonic() - began}), flush=True)
     transport.close()
-
-
-def _poll(is_done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _LIMIT_S
-    while not is_done():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"nothing arrived within {_LIMIT_S:.0f} s")
-        time.sleep(_POLL_S)
 
 
 if __name__ == "__main__":
