@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 from deltaserve.core.errors import ConfigError
 from deltaserve.launch.serve import Deployment, compose, supervisor_options
 from deltaserve.launch.supervisor import Supervisor, SupervisorOptions
+from deltaserve.process.children.child_events import AllReady, ChildEvent, Ended, GivenUp, Stopping
 from deltaserve.process.children.exits import Exit
-from deltaserve.process.children.happenings import AllReady, Ended, GivenUp, Happening, Stopping
 from deltaserve.process.children.private_folder import private_folder
 from deltaserve.process.worker.worker_spec import WorkerSpec
 from deltaserve.settings.config import Settings
@@ -72,8 +72,8 @@ class _Run(Generic[T]):
         if not self._stopping.is_set():  # a second call would cut the drain short
             self._supervisor.stop()
 
-    def _hear(self, happening: Happening) -> None:
-        match happening:
+    def _hear(self, event: ChildEvent) -> None:
+        match event:
             case AllReady():
                 if self._thread.ident is None:
                     self._thread.start()
@@ -82,6 +82,6 @@ class _Run(Generic[T]):
             case GivenUp(reason):
                 self._given_up = reason
             case Ended(tail=tail) if tail:
-                self._say(str(happening))
+                self._say(str(event))
             case _:
                 pass

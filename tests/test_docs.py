@@ -152,6 +152,25 @@ def test_comments_use_the_words_of_the_field(folder: str) -> None:
     assert found == []
 
 
+def identifiers(text: str) -> Iterator[tuple[int, str]]:
+    """Line and words of every name in a file of code, as `free doors` of require_free_doors and FreeDoors."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NAME:
+            yield token.start[0], re.sub(r"_|(?<=[a-z])(?=[A-Z])", " ", token.string)
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "tools", "benchmarks"])
+def test_identifiers_use_the_words_of_the_field(folder: str) -> None:
+    files = sorted((ROOT / folder).rglob("*.py"))
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {word[0]}"
+        for path in files
+        for line, words in [(1, path.stem.replace("_", " ")), *identifiers(path.read_text())]
+        if (word := _NOT_OURS.search(words))
+    ]
+    assert found == []
+
+
 def prose(text: str) -> Iterator[tuple[int, str]]:
     """Number and text of every line of a page outside code and tables, without the targets of links."""
     is_code = False

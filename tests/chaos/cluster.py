@@ -161,13 +161,13 @@ class Cluster:
         names = worker_names(wanted)
         resolved = resolve_settings(wanted, checkpoint)
         secret = cluster_secret(wanted, self._folder)
-        doors = []
+        workers = []
         for (name, role), port in zip(names, self._worker_ports, strict=True):
             made = worker_spec(name, role, wanted, checkpoint, resolved[role], secret)
             spec = msgspec.structs.replace(self._adjust(made), port=port)
-            doors.append(FrontWorker(name=name, role=role, url=await self._open_proxy(name, port)))
+            workers.append(FrontWorker(name=name, role=role, url=await self._open_proxy(name, port)))
             self._add(worker_child(spec, self._folder), f"tcp://127.0.0.1:{port}")
-        front = msgspec.structs.replace(front_spec(wanted, checkpoint, secret), workers=tuple(doors))
+        front = msgspec.structs.replace(front_spec(wanted, checkpoint, secret), workers=tuple(workers))
         self._add(front_child(front, self._folder), self.base_url)
         for process in self.processes.values():
             process.start()

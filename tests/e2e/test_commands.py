@@ -82,7 +82,7 @@ def test_doctor_looks_at_a_running_pair(
         assert f"ok    worker        {name}: fits" in out
 
 
-def test_doctor_finds_the_server_behind_a_door(shared_pair: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_finds_the_server_behind_a_port(shared_pair: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--port", shared_pair.base_url.rpartition(":")[2]]) == 0
     out = capsys.readouterr().out
     assert "warn  listener" in out

@@ -16,7 +16,7 @@ from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_DOOR = "127.0.0.1:30000"
+_ADDRESS = "127.0.0.1:30000"
 _FLAGS = ("--page-size", "16", "--num-pages", "256", "--context-length", "2048")
 
 
@@ -50,8 +50,8 @@ def output_of(server: Server, folder: Path, *command: str) -> str:
 
 
 def at_server(server: Server, text: str) -> str:
-    assert _DOOR in text
-    return text.replace(_DOOR, server.base_url.removeprefix("http://"))
+    assert _ADDRESS in text
+    return text.replace(_ADDRESS, server.base_url.removeprefix("http://"))
 
 
 @pytest.fixture(scope="module")

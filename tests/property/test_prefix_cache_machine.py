@@ -172,8 +172,8 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         for index in POOLS:
             assert done.lease.first_page(index) == self.expected_first(held, len(word), index, needs[index])
         if not held.severed:
-            num_twins = len(self.cached_part(namespace, word)) - len(held.word)
-            assert done.num_adopted_pages == num_twins
+            num_duplicates = len(self.cached_part(namespace, word)) - len(held.word)
+            assert done.num_adopted_pages == num_duplicates
             self.note_inserted(namespace, word, ours)
         return self.swap(held, Held(done.lease, word, held.severed))
 
@@ -187,15 +187,15 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
     def note_inserted(self, namespace: Namespace, word: str, ours: tuple[tuple[PageId, ...], ...]) -> None:
         for pool, pages in enumerate(ours):
-            twins = []
+            duplicates = []
             for index, page in enumerate(pages, len(word) - len(pages)):
                 path = namespace, word[: index + 1]
                 found = self.tree.setdefault(path, (None, None, None))
                 if found[pool] is None:
                     self.tree[path] = (*found[:pool], page, *found[pool + 1 :])
                 else:
-                    twins.append(page)
-            assert all(self.toy.pools[pool].state(page) is PageState.FREE for page in twins)
+                    duplicates.append(page)
+            assert all(self.toy.pools[pool].state(page) is PageState.FREE for page in duplicates)
 
     # ------------------------------------------------------------ rules
 

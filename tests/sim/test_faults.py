@@ -64,10 +64,10 @@ def test_the_client_leaves_at_any_moment(at_ms: int) -> None:
     cluster.warm_up()
     generation = cluster.generation(list(range(1, 40)), 20)
     answer = cluster.front.submit(generation)
-    twin = ask(cluster, [*range(1, 40), 77], 5)
+    duplicate = ask(cluster, [*range(1, 40), 77], 5)
     cluster.world.run(until=cluster.world.now + at_ms / 1000)
     cluster.front.cancel(generation.room, FailReason.CANCELLED)
-    settle(cluster, [twin])
+    settle(cluster, [duplicate])
     expected = oracle_output(generation.prompt, 20, VOCAB)
     assert tuple(answer.tokens) == expected[: len(answer.tokens)]
     again = ask(cluster, [*range(1, 40)], 6)

@@ -8,7 +8,7 @@ from deltaserve.control.cache.pages import PageEvent, PageState
 from deltaserve.control.transfer.tables import SenderEvent, SenderState
 from deltaserve.core.errors import FailReason
 from deltaserve.sim.chance import Chance
-from deltaserve.sim.excuses import TROUBLE, is_excused
+from deltaserve.sim.explanations import TROUBLE, is_explained
 from deltaserve.sim.faults import FaultKind
 from deltaserve.sim.knobs import calm, draw_knobs, draw_plain_knobs, request_s
 from deltaserve.sim.rig import LIVENESS_S, Report, simulate
@@ -120,10 +120,10 @@ def test_workers_that_change_their_roles_fail_no_request(seed: int) -> None:
 
 def test_an_error_needs_a_cause() -> None:
     fenced, bad = FailReason.PEER_FENCED, FailReason.BAD_EXTENT
-    assert is_excused(fenced, {FaultKind.CRASH}, ())
-    assert not is_excused(fenced, {FaultKind.CLIENT_LEAVES}, {FaultKind.SHORT_DEADLINE})
-    assert not is_excused(bad, set(FaultKind), set(FaultKind))
-    assert is_excused(FailReason.DEADLINE, (), {FaultKind.SHORT_DEADLINE})
+    assert is_explained(fenced, {FaultKind.CRASH}, ())
+    assert not is_explained(fenced, {FaultKind.CLIENT_LEAVES}, {FaultKind.SHORT_DEADLINE})
+    assert not is_explained(bad, set(FaultKind), set(FaultKind))
+    assert is_explained(FailReason.DEADLINE, (), {FaultKind.SHORT_DEADLINE})
 
 
 def test_chance_is_the_same_on_every_machine() -> None:

@@ -245,9 +245,9 @@ class Liar:
         self.card = LocalCard(7, "0" * 32)
         self.far = decode_card(self.victim.transport.open(PeerName("liar")))
         self._folder = world.folder
-        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._door.bind(str(world.folder / self.card.name))
-        self._door.listen()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(world.folder / self.card.name))
+        self._listener.listen()
         self.victim.transport.attach(PeerName("liar"), [self.victim.rank(encode_card(self.card))])
         self.word = EpochWord()
         self.file = sealed_file(MIB, "liar")
@@ -270,7 +270,7 @@ class Liar:
 
     def close(self) -> None:
         self.socket.close()
-        self._door.close()
+        self._listener.close()
         self.word.end()
         os.close(self.file)
 

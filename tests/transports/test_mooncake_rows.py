@@ -283,8 +283,8 @@ def test_strangers_cannot_keep_the_peer_out(world: MooncakeWorld) -> None:
     """More connections that say nothing than are kept: the peer is heard all the same."""
     p, d = world.side("p", 64), world.side("d", 64)
     join(p, d)
-    door = (card(d, p).host, card(d, p).notice_port)
-    silent = [socket.create_connection(door, PATIENCE_S) for _ in range(100)]
+    listener = (card(d, p).host, card(d, p).notice_port)
+    silent = [socket.create_connection(listener, PATIENCE_S) for _ in range(100)]
     write = p.transport.write(d.name, [], b"heard")
     assert finish(world, p, write) is WriteState.DONE
     assert receive(world, d) == [(p.name, b"heard")]

@@ -10,7 +10,7 @@ import msgspec
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.launch.compose import Checkpoint
-from deltaserve.launch.serve import check_front, front_spec, require_free_doors, speaker, tell_sampling
+from deltaserve.launch.serve import check_front, front_spec, require_free_ports, speaker, tell_sampling
 from deltaserve.process.children.private_folder import private_folder
 from deltaserve.process.front.front_process import FrontWorker, run_front, write_front_spec
 from deltaserve.process.front.secrets import NO_CLUSTER_KEY, read_cluster_key
@@ -23,7 +23,7 @@ from deltaserve.settings.rules import is_any, is_loopback
 def run(settings: Settings) -> int:
     """Route until a stop signal. Needs the model folder for tokenizer and fingerprint, not for weights."""
     prepared = prepare_router(settings)
-    require_free_doors(settings)
+    require_free_ports(settings)
     front = front_spec(settings, prepared.checkpoint, prepared.secret_path)
     spec = msgspec.structs.replace(front, name=front_name(settings), workers=prepared.workers)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

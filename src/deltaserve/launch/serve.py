@@ -35,8 +35,8 @@ from deltaserve.launch.compose import (
 from deltaserve.launch.restarts import RestartPolicy
 from deltaserve.launch.supervisor import Supervisor, SupervisorOptions
 from deltaserve.process.children.child import ChildSpec
+from deltaserve.process.children.child_events import AllReady, ChildEvent
 from deltaserve.process.children.exits import Exit
-from deltaserve.process.children.happenings import AllReady, Happening
 from deltaserve.process.children.private_folder import private_folder
 from deltaserve.process.children.terminal import Say, say, say_in_json
 from deltaserve.process.front.front_process import FrontSpec, FrontWorker, front_child
@@ -142,7 +142,7 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     """
     prepared, network = prepare(settings), settings.network
     checkpoint, resolved = prepared.checkpoint, prepared.resolved
-    require_free_doors(settings)
+    require_free_ports(settings)
     secret_path = cluster_secret(settings, folder)
     names = worker_names(settings)
     first_ranks = accumulate((resolved[role].tp_size for _, role in names), initial=0)
@@ -246,7 +246,7 @@ def cluster_secret(settings: Settings, folder: Path) -> Path:
     return path
 
 
-def require_free_doors(settings: Settings) -> None:
+def require_free_ports(settings: Settings) -> None:
     """Check the port of the API and, where admin routes have a listener of their own, of that. Raises ConfigError."""
     network = settings.network
     require_free_port("--port", network.host, network.port)
@@ -396,14 +396,14 @@ def _pages(r: ResolvedConfig) -> str:
     return " and ".join(found)
 
 
-def teller(cluster: Deployment, say: Say) -> Callable[[Happening], None]:
+def teller(cluster: Deployment, say: Say) -> Callable[[ChildEvent], None]:
     """Prints what happens; says how to use the server once it is ready."""
     is_told = False
 
-    def tell(happening: Happening) -> None:
+    def tell(event: ChildEvent) -> None:
         nonlocal is_told
-        say(happening)
-        if isinstance(happening, AllReady) and not is_told:
+        say(event)
+        if isinstance(event, AllReady) and not is_told:
             is_told = True
             say(f"serving at {cluster.base_url}/v1  (Ctrl-C ends it)")
 

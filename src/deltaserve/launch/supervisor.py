@@ -18,18 +18,18 @@ from types import FrameType
 from deltaserve.launch.kept_files import KeptFiles
 from deltaserve.launch.restarts import GiveUp, RestartPolicy, Restarts
 from deltaserve.process.children.child import Child, ChildSpec, Kind
-from deltaserve.process.children.exits import Exit
-from deltaserve.process.children.happenings import (
+from deltaserve.process.children.child_events import (
     AllReady,
+    ChildEvent,
     ChildStarts,
     Ended,
     GivenUp,
     Halted,
-    Happening,
     IsReady,
     Says,
     Stopping,
 )
+from deltaserve.process.children.exits import Exit
 from deltaserve.process.children.interrupts import stop_signals
 from deltaserve.process.children.log_file import LogFile, OwnOutput, telling
 from deltaserve.process.children.mailbox import Mailbox
@@ -94,13 +94,13 @@ class Supervisor:
         self,
         children: Sequence[ChildSpec],
         options: SupervisorOptions,
-        on_happening: Callable[[Happening], None],
+        on_event: Callable[[ChildEvent], None],
     ) -> None:
-        """`on_happening` hears of everything a user may want to see, from within `run`."""
+        """`on_event` hears of everything a user may want to see, from within `run`."""
         if len({spec.name for spec in children}) != len(children):
             raise ValueError("two children of one name")
         self._options = options
-        self._say = on_happening
+        self._say = on_event
         self._watched = {spec.name: _Supervised(spec, Restarts(options.restarts)) for spec in children}
         self._files = KeptFiles({path for spec in children for path in spec.files})
         self._selector = selectors.DefaultSelector()

@@ -16,7 +16,7 @@ from deltaserve.launch.compose import Checkpoint, divided, has_staging, machine_
 from deltaserve.launch.lacking import transfer_flags
 from deltaserve.launch.net_devices import check_devices, interface_addresses, net_devices
 from deltaserve.launch.serve import describe_staging, require_free_port, tell_native, tell_resolved
-from deltaserve.process.children.happenings import ChildStarts
+from deltaserve.process.children.child_events import ChildStarts
 from deltaserve.process.children.interrupts import hold_for_successor
 from deltaserve.process.children.terminal import say, say_in_json
 from deltaserve.process.front.secrets import NO_CLUSTER_KEY, read_cluster_key

@@ -12,7 +12,7 @@ WORKER_COMMANDS = ("prefill", "decode")
 
 def breaches(settings: Settings, command: str) -> Iterator[str]:
     """Each rule that `deltaserve COMMAND` would break."""
-    for rule in (_paths, _modes, _ranks, _lengths, _speculation, _doors, _logs):
+    for rule in (_paths, _modes, _ranks, _lengths, _speculation, _listeners, _logs):
         yield from rule(settings, command)
 
 
@@ -155,7 +155,7 @@ def _lengths(settings: Settings, command: str) -> Iterator[str]:
         yield f"--drain-timeout-s {drain:g}: must be below --request-timeout-s {request:g}"
 
 
-def _doors(settings: Settings, command: str) -> Iterator[str]:
+def _listeners(settings: Settings, command: str) -> Iterator[str]:
     host, security = settings.network.host, settings.security
     is_worker = command in WORKER_COMMANDS
     is_local = is_loopback(host)

@@ -17,7 +17,7 @@ from deltaserve.core.tokens import pack_u32, unpack_u32
 from deltaserve.core.wire.messages import CacheUse, FinishReason
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.cluster import VOCAB, room_of
-from deltaserve.sim.excuses import is_excused
+from deltaserve.sim.explanations import is_explained
 from deltaserve.sim.faults import FaultKind
 from deltaserve.sim.knobs import NAMESPACES, Knobs
 from deltaserve.sim.oracle import OracleAnswer, oracle_answer
@@ -237,7 +237,7 @@ class Clients:
             return
         if error.reason in self._no_capacity() and len(self.asked) > self.knobs.shape.max_queued:
             return
-        if not is_excused(error.reason, +self.counts, asked.flaws):
+        if not is_explained(error.reason, +self.counts, asked.flaws):
             raise IntegrityError(f"I23: {asked.name} failed without cause: {error.reason.value}, {error.message}")
 
     def _no_capacity(self) -> Collection[FailReason]:

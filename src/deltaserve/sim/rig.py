@@ -33,8 +33,8 @@ from deltaserve.sim.cluster import (
 )
 from deltaserve.sim.disorder import Disorder
 from deltaserve.sim.drawn import drawn
-from deltaserve.sim.excuses import LOSES_BYTES, TROUBLE
 from deltaserve.sim.expert_rounds import SimExpertGroup
+from deltaserve.sim.explanations import LOSES_BYTES, TROUBLE
 from deltaserve.sim.faults import (
     CLIENT_FAULTS,
     ENDPOINT_FAULTS,

@@ -110,7 +110,7 @@ def test_device() -> None:
     assert "lo" in lines["network"].text
 
 
-def test_a_door_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """By something that does not even answer."""
     monkeypatch.setattr(doctor_machine, "_ASK_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -119,13 +119,13 @@ def test_a_door_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "in use" in lines[0].text
 
 
-def test_a_door_that_another_http_server_took() -> None:
+def test_a_port_that_another_http_server_took() -> None:
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
         Thread(target=other.handle_request).start()
         assert next(check_listeners("127.0.0.1", other.server_port)).level is Level.FAIL
 
 
-def test_doors_that_a_deltaserve_server_took() -> None:
+def test_ports_that_a_deltaserve_server_took() -> None:
     port = free_port()
     with answering(200, {}, None, port) as url, answering(404, {}, None, port + 1):
         lines = list(check_listeners("127.0.0.1", port))
@@ -133,7 +133,7 @@ def test_doors_that_a_deltaserve_server_took() -> None:
     assert all(f"doctor --base-url {url}`" in line.text for line in lines[:2])
 
 
-def test_a_door_to_the_world_is_pointed_out() -> None:
+def test_a_port_to_the_world_is_pointed_out() -> None:
     assert list(check_listeners("0.0.0.0", free_port()))[-1].level is Level.WARN
 
 

@@ -242,7 +242,7 @@ def test_a_missing_window_is_filled_in_above_the_lease() -> None:
     assert toy.hit("abcdef") == "abcdef"
 
 
-def test_twins_are_adopted_pool_by_pool() -> None:
+def test_duplicates_are_adopted_pool_by_pool() -> None:
     """The tree has all KV and the last window page; ours fill the gap, the others are freed."""
     toy = Hybrid()
     mine = toy.cache.empty_lease(ALICE)

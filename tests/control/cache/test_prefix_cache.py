@@ -109,7 +109,7 @@ def test_match_is_capped_by_the_keys_given() -> None:
 # ---------------------------------------------------------------- insert
 
 
-def test_a_twin_is_adopted_and_our_pages_are_freed() -> None:
+def test_a_duplicate_is_adopted_and_our_pages_are_freed() -> None:
     toy = Toy(4)
     mine, theirs = toy.cache.empty_lease(ALICE), toy.cache.empty_lease(ALICE)
     first = toy.insert(theirs, "abcd").lease
@@ -123,7 +123,7 @@ def test_a_twin_is_adopted_and_our_pages_are_freed() -> None:
     toy.cache.check_integrity()
 
 
-def test_a_whole_twin_is_adopted() -> None:
+def test_a_whole_duplicate_is_adopted() -> None:
     toy = Toy(4)
     mine = toy.cache.empty_lease(ALICE)
     toy.put("abcd")
@@ -138,7 +138,7 @@ def test_a_whole_twin_is_adopted() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
-def test_a_partial_twin_splits_the_node_it_ends_in(cut: int) -> None:
+def test_a_partial_duplicate_splits_the_node_it_ends_in(cut: int) -> None:
     toy = Toy(4)
     mine = toy.cache.empty_lease(ALICE)
     toy.put("abcd")
@@ -153,7 +153,7 @@ def test_a_partial_twin_splits_the_node_it_ends_in(cut: int) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
-def test_a_twin_longer_than_ours_is_cut_where_we_end(cut: int) -> None:
+def test_a_duplicate_longer_than_ours_is_cut_where_we_end(cut: int) -> None:
     toy = Toy(4)
     mine = toy.cache.empty_lease(ALICE)
     toy.put("abcd")

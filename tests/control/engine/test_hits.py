@@ -117,7 +117,7 @@ def test_a_cold_prefix_is_computed_once_and_moved_once(count: int) -> None:
     assert sorted(a.usage.decode_cached_len for a in asked) == [0] + [40] * (count - 1)
 
 
-def test_waiting_for_a_twin_is_bounded() -> None:
+def test_waiting_for_a_duplicate_is_bounded() -> None:
     """The first room's transfer takes longer than anyone should wait: the second one moves the prefix itself."""
     duo = Duo(Shape(decode_pages=100), fabric=slow_fabric(5.0))
     shared = list(range(1, 33))
@@ -131,7 +131,7 @@ def test_waiting_for_a_twin_is_bounded() -> None:
     duo.settle(first, second, limit_s=60.0)
 
 
-def test_a_twins_failure_wakes_those_that_waited_for_it() -> None:
+def test_a_duplicates_failure_wakes_those_that_waited_for_it() -> None:
     duo = Duo(Shape(decode_pages=100), fabric=slow_fabric(0.5))
     shared = list(range(1, 33))
     first, second = duo.ask([*shared, 60], 2), duo.ask([*shared, 61], 2)

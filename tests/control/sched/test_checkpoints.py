@@ -87,7 +87,7 @@ def test_who_computes_is_cut_where_those_that_wait_part_from_it() -> None:
     assert [bench.started[r] for r in requests] == [0, 16, 16, 16]
 
 
-def test_nobody_waits_for_a_twin_that_has_come_past_the_fork() -> None:
+def test_nobody_waits_for_a_duplicate_that_has_come_past_the_fork() -> None:
     bench = bench_of(chunk_len=24, step_len=96)
     first, second = (make_request([*SHARED, *[i] * 60], max_tokens=1, arrival=i) for i in (1, 2))
     bench.add(first)

@@ -83,6 +83,6 @@ def test_grown_keys_are_those_of_the_whole_text(have: int) -> None:
 
 def test_identity_is_the_object() -> None:
     request = make_request(range(3), max_tokens=1)
-    twin = replace(request)
-    assert request != twin
-    assert len({request, twin}) == 2
+    duplicate = replace(request)
+    assert request != duplicate
+    assert len({request, duplicate}) == 2

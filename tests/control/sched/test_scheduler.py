@@ -123,10 +123,10 @@ def test_bypass_and_a_disabled_cache_leave_the_tree_empty(use: CacheUse, radix_c
 # ---------------------------------------------------------------- requests with equal prompts
 
 
-def test_a_twin_waits_for_the_page_that_is_being_computed_and_takes_it_from_the_tree() -> None:
+def test_a_duplicate_waits_for_the_page_that_is_being_computed_and_takes_it_from_the_tree() -> None:
     bench = Bench(config())
-    first, twin = (make_request([*range(16), 70 + i], max_tokens=2) for i in range(2))
-    bench.add(first, twin)
+    first, duplicate = (make_request([*range(16), 70 + i], max_tokens=2) for i in range(2))
+    bench.add(first, duplicate)
     assert q_lens(bench.step()[0]) == [8]
     assert q_lens(bench.step()[0]) == [8]
     plan, _ = bench.step()
@@ -134,27 +134,27 @@ def test_a_twin_waits_for_the_page_that_is_being_computed_and_takes_it_from_the_
     assert len(bench.scheduler.running) == 2
 
 
-def test_a_waiting_twin_lets_others_pass_however_long() -> None:
+def test_a_waiting_duplicate_lets_others_pass_however_long() -> None:
     bench = Bench(config(max_running=20, step_len=200), num_pages=(200,))
-    first, twin = (make_request([*range(80), 900 + i], max_tokens=1) for i in range(2))
-    bench.add(first, twin)
+    first, duplicate = (make_request([*range(80), 900 + i], max_tokens=1) for i in range(2))
+    bench.add(first, duplicate)
     bench.scheduler.waiting.admit(0.0)
     strangers = [make_request([100 + i, 1], max_tokens=1) for i in range(12)]
     for at, stranger in enumerate(strangers):
         bench.add(stranger)
         assert bench.scheduler.waiting.admit(float(at)) == [stranger]
-    assert twin in bench.scheduler.waiting.queue
+    assert duplicate in bench.scheduler.waiting.queue
 
 
-def test_many_waiting_twins_do_not_hide_those_behind_them() -> None:
+def test_many_waiting_duplicates_do_not_hide_those_behind_them() -> None:
     bench = Bench(config(max_running=8), num_pages=(200,))
-    twins = [make_request([*range(80), 900 + i], max_tokens=1) for i in range(30)]
+    duplicates = [make_request([*range(80), 900 + i], max_tokens=1) for i in range(30)]
     stranger = make_request([100, 101], max_tokens=1)
-    bench.add(*twins, stranger)
-    assert bench.scheduler.waiting.admit(0.0) == [twins[0], stranger]
+    bench.add(*duplicates, stranger)
+    assert bench.scheduler.waiting.admit(0.0) == [duplicates[0], stranger]
 
 
-def test_a_twins_pages_are_adopted_where_it_was_first() -> None:
+def test_a_duplicates_pages_are_adopted_where_it_was_first() -> None:
     bench = Bench(config(step_len=64))
     first = make_request(range(12), max_tokens=4)
     late = make_request(range(12), max_tokens=4, prompt_logprobs=0)  # matches nothing: computes the same pages

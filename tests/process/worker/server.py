@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deltaserve.launch.restarts import RestartPolicy
-from deltaserve.process.children.happenings import ChildStarts
+from deltaserve.process.children.child_events import ChildStarts
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]

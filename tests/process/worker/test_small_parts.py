@@ -16,8 +16,8 @@ from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.launch.supervisor import Supervisor, SupervisorOptions
 from deltaserve.process.children.child import ChildSpec, Kind
+from deltaserve.process.children.child_events import Ended
 from deltaserve.process.children.exits import Exit
-from deltaserve.process.children.happenings import Ended
 from deltaserve.process.children.log_file import LogFile, telling
 from deltaserve.process.children.mailbox import Mailbox
 from deltaserve.process.worker.worker_spec import read_secret, read_spec, worker_environment
@@ -122,7 +122,7 @@ def test_a_process_that_cannot_be_watched_is_not_left_behind(tmp_path: Path, mon
     supervisor = Supervisor(
         [ChildSpec("decode-0", ("sleep", "3600"), Kind.DECODE)],
         SupervisorOptions(tmp_path),
-        lambda happening: said.append(str(happening)),
+        lambda event: said.append(str(event)),
     )
     assert supervisor.run() is Exit.FAILED
     assert said == ["decode-0: cannot start sleep: pidfd_open: Function not implemented"]

@@ -18,8 +18,8 @@ from deltaserve.core.ids import Boot, PeerName, Role
 from deltaserve.core.sampling import SamplingSource
 from deltaserve.process.children.boots import new_boot
 from deltaserve.process.children.child import ChildSpec, Kind
+from deltaserve.process.children.child_events import Stopping
 from deltaserve.process.children.exits import Exit, Watchdog, end_process, leave
-from deltaserve.process.children.happenings import Stopping
 from deltaserve.process.children.interrupts import stop_signals
 from deltaserve.process.children.notices import PeerDown, PeerHalted, PeerUp
 from deltaserve.process.children.parent import Parent

@@ -21,8 +21,8 @@ from deltaserve.control.transfer.rank_chain import RankFailed, RankLogError
 from deltaserve.core.ids import Boot, RowId, StepIndex
 from deltaserve.core.tokens import pack_u32
 from deltaserve.process.children.child import Child, ChildSpec, Kind
+from deltaserve.process.children.child_events import Halted
 from deltaserve.process.children.exits import Exit, ProcessOver, end_process, how_it_ended, start_thread
-from deltaserve.process.children.happenings import Halted
 from deltaserve.process.children.log_file import OwnOutput
 from deltaserve.process.children.mailbox import Mailbox
 from deltaserve.process.children.notices import Progress, Ready, Refused, Welcome

@@ -100,13 +100,13 @@ class _LocalEndpoint:
         self._strangers: list[socket.socket] = []
         """Connections that have said nothing yet."""
         self._word = EpochWord()
-        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._door.setblocking(False)
+            self._listener.setblocking(False)
             path = folder.path(self.card.name)
-            self._door.bind(path)
+            self._listener.bind(path)
             os.chmod(path, 0o600)
-            self._door.listen(_BACKLOG)
+            self._listener.listen(_BACKLOG)
         except OSError:
             self.close()
             raise
@@ -127,7 +127,7 @@ class _LocalEndpoint:
         """Let in who connects, send what waits, hear what was acknowledged."""
         while True:
             try:
-                connection, _ = self._door.accept()
+                connection, _ = self._listener.accept()
             except OSError:  # nobody waits
                 break
             connection.setblocking(False)
@@ -156,7 +156,7 @@ class _LocalEndpoint:
             reader.close()
         for connection in self._strangers:
             connection.close()
-        self._door.close()
+        self._listener.close()
         with suppress(OSError):
             os.unlink(self._folder.path(self.card.name))
 

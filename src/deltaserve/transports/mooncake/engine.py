@@ -17,7 +17,6 @@ from mmap import MAP_SHARED, mmap
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
-from deltaserve.transports.mooncake.doors import close_doors
 from deltaserve.transports.mooncake.frames import (
     AttachEngines,
     EngineCard,
@@ -34,6 +33,7 @@ from deltaserve.transports.mooncake.frames import (
     decode_to_engine,
     encode_frame,
 )
+from deltaserve.transports.mooncake.listeners import close_listeners
 from deltaserve.transports.mooncake.notices import NoticeReader, NoticeSender, new_token
 from deltaserve.transports.mooncake.options import PACKAGES, version_problem
 from deltaserve.transports.registry import installed_version
@@ -113,7 +113,7 @@ class EngineHost:
     def _open(self, start: StartEngine) -> EngineCard:
         """Listen first, restrict the listeners to one address, and only then register what may be written to."""
         self._engine = start_library(start)
-        close_doors(start.host)
+        close_listeners(start.host)
         self._notices = NoticeReader(start.host, self._token, lambda rank, data: self._say(NoticeHeard(rank, data)))
         self._notices.join(self._selector)
         bases = {region.id: self._register(region.file, region.num_bytes) for region in start.regions}

@@ -8,11 +8,11 @@ from pathlib import Path
 from deltaserve.launch.restarts import RestartPolicy
 from deltaserve.launch.supervisor import Supervisor, SupervisorOptions
 from deltaserve.process.children.child import ChildSpec, Kind
-from deltaserve.process.children.happenings import Happening
+from deltaserve.process.children.child_events import ChildEvent
 
 
-def show(happening: Happening) -> None:
-    print(json.dumps([type(happening).__name__, dataclasses.asdict(happening)]), flush=True)
+def show(event: ChildEvent) -> None:
+    print(json.dumps([type(event).__name__, dataclasses.asdict(event)]), flush=True)
 
 
 def main(path: Path) -> int:

@@ -21,25 +21,25 @@ _DESTINATION = 16
 """Where the destination address lies in an IPv4 header."""
 
 
-def close_doors(host: str) -> int:
+def close_listeners(host: str) -> int:
     """Restrict this process' TCP listeners to connections to `host`; returns how many listeners there are.
 
     Connections that were taken before are ended. Raises OSError.
     """
     listeners = 0
     for fd in _socket_fds():
-        with socket.socket(fileno=os.dup(fd)) as door:
-            if door.family not in (socket.AF_INET, socket.AF_INET6) or door.type != socket.SOCK_STREAM:
+        with socket.socket(fileno=os.dup(fd)) as listener:
+            if listener.family not in (socket.AF_INET, socket.AF_INET6) or listener.type != socket.SOCK_STREAM:
                 continue
-            if door.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                _attach(door, host)
+            if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                _attach(listener, host)
                 listeners += 1
             else:
-                door.shutdown(socket.SHUT_RDWR)
+                listener.shutdown(socket.SHUT_RDWR)
     return listeners
 
 
-def _attach(door: socket.socket, host: str) -> None:
+def _attach(listener: socket.socket, host: str) -> None:
     address = int.from_bytes(socket.inet_aton(host), "big")
     program = [
         (_LOAD_BYTE, 0, 0, _NETWORK_HEADER),
@@ -51,8 +51,8 @@ def _attach(door: socket.socket, host: str) -> None:
         (_RETURN, 0, 0, _DROP),
     ]
     code = create_string_buffer(b"".join(_INSTRUCTION.pack(*line) for line in program))
-    door.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(program), addressof(code)))
-    door.setsockopt(socket.SOL_SOCKET, _SO_LOCK_FILTER, 1)
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(program), addressof(code)))
+    listener.setsockopt(socket.SOL_SOCKET, _SO_LOCK_FILTER, 1)
 
 
 def _socket_fds() -> list[int]:

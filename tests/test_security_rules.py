@@ -3,18 +3,18 @@
 1 No way from data to code.
   tests/test_security_ast.py::test_sources_hold_no_way_from_data_to_code
 2 One codec: tagged structs, nothing unknown, everything bounded, then checked against local state.
-  tests/test_doors.py::test_every_message_is_tagged_and_refuses_unknown_fields
+  tests/test_security_rules.py::test_every_message_is_tagged_and_refuses_unknown_fields
   tests/core/wire/test_codec.py::test_mutated_frames_raise_nothing_but_protocol_errors
   tests/core/wire/test_codec.py::test_small_messages_end_at_one_mebibyte
   tests/control/engine/test_strangers.py::test_numbers_that_no_ticket_has_are_refused
 3 Everything binds 127.0.0.1 unless told otherwise, and then only with keys.
-  tests/test_doors.py::test_nothing_listens_beyond_this_machine_by_default
-  tests/test_doors.py::test_sources_name_no_address_that_is_everywhere
+  tests/test_security_rules.py::test_nothing_listens_beyond_this_machine_by_default
+  tests/test_security_rules.py::test_sources_name_no_address_that_is_everywhere
   tests/launch/test_bad_settings.py::test_bad_flags
   tests/e2e/test_service.py::test_every_listener_of_every_process_is_on_this_machine_only
 4 Secrets come from private files, are compared in constant time, and are never empty.
-  tests/test_doors.py::test_no_command_takes_a_secret_as_an_argument
-  tests/test_doors.py::test_secrets_are_compared_in_constant_time
+  tests/test_security_rules.py::test_no_command_takes_a_secret_as_an_argument
+  tests/test_security_rules.py::test_secrets_are_compared_in_constant_time
   tests/process/front/test_secrets.py::test_a_file_that_others_can_reach_is_refused
   tests/process/front/test_secrets.py::test_short_empty_and_huge_keys_are_refused_and_not_shown
   tests/commands/bench/test_command.py::test_a_key_file_that_is_no_secret_is_refused
@@ -22,14 +22,14 @@
   tests/process/links/test_links.py::test_who_lacks_the_cluster_key_is_not_heard
   tests/e2e/test_service.py::test_no_secret_is_in_an_argument_the_environment_or_a_file_of_others
 5 Separate listeners, allowed methods only, nothing for browsers; `doctor` prints every listener.
-  tests/test_doors.py::test_admin_routes_are_not_on_a_public_port
-  tests/test_doors.py::test_only_listed_methods_and_no_origin_is_let_in
-  tests/test_doors.py::test_doctor_prints_every_door
+  tests/test_security_rules.py::test_admin_routes_are_not_on_a_public_port
+  tests/test_security_rules.py::test_only_listed_methods_and_no_origin_is_let_in
+  tests/test_security_rules.py::test_doctor_prints_every_listener
   tests/server/test_access.py::test_admin_routes_have_a_listener_of_their_own
   tests/server/test_access.py::test_admin_calls_from_a_browser_are_refused
   tests/launch/test_worker_command.py::test_transfers_listen_on_the_trusted_network_alone
 6 Peers come from the configuration or an authenticated link; no request names one; no URL is fetched.
-  tests/test_doors.py::test_what_serves_cannot_fetch
+  tests/test_security_rules.py::test_what_serves_cannot_fetch
   tests/server/test_corpus.py
   tests/server/test_raw_corpus.py
   tests/control/engine/test_strangers.py::test_a_request_cannot_make_decode_greet_its_front_or_itself
@@ -41,17 +41,17 @@
   tests/model/test_tensors.py::test_a_header_that_lies_is_refused
   tests/server/text/test_text_codec.py::test_a_template_that_reaches_too_far_is_refused
 8 The tenant is the first part of every cache key and cannot be left out.
-  tests/test_doors.py::test_no_type_or_function_has_a_default_namespace
+  tests/test_security_rules.py::test_no_type_or_function_has_a_default_namespace
   tests/core/test_keys.py::test_each_part_of_the_seed_counts
   tests/server/test_access.py::test_a_key_names_the_tenant
   tests/control/engine/test_hits.py::test_namespaces_share_nothing_on_either_side
 9 No shared memory has a name; only pages can be written from outside, and by living peers only.
-  tests/test_doors.py::test_sources_share_no_memory_by_name
+  tests/test_security_rules.py::test_sources_share_no_memory_by_name
   tests/compute/memory/test_page_memory.py::test_regions_name_real_memory
   tests/e2e/test_service.py::test_no_process_shares_memory_by_name
   tests/e2e/test_nixl_fence.py
 10 Warm-up and probes say what they are; no value is magic.
-  tests/test_doors.py::test_sources_name_no_address_that_is_everywhere
+  tests/test_security_rules.py::test_sources_name_no_address_that_is_everywhere
   tests/control/engine/test_hits.py::test_bypass_leaves_the_trees_empty_and_takes_nothing_from_them
   tests/e2e/test_service.py::test_a_request_without_cache_leaves_and_finds_nothing
 """
@@ -226,9 +226,9 @@ async def test_only_listed_methods_and_no_origin_is_let_in(codec: TextCodec) -> 
                 assert not [name for name in reply.headers if name.startswith("access-control-")]
 
 
-def test_doctor_prints_every_door() -> None:
+def test_doctor_prints_every_listener() -> None:
     port = free_port()
-    doors = "\n".join(line.text for line in check_listeners("127.0.0.1", port))
+    listeners = "\n".join(line.text for line in check_listeners("127.0.0.1", port))
     by_hand = Settings().disaggregation.disaggregation_bootstrap_port
     for wanted in (
         f":{port}: API",
@@ -237,7 +237,7 @@ def test_doctor_prints_every_door() -> None:
         "page transfers",
         f":{by_hand}: links",
     ):
-        assert wanted in doors
+        assert wanted in listeners
 
 
 # ---------------------------------------------------------------- 6

@@ -46,7 +46,7 @@ LOSES_BYTES = frozenset(
 )
 """After these, what was announced may not come, or not in the time that its reader knows."""
 
-EXCUSES: Mapping[FailReason, frozenset[FaultKind]] = {
+EXPLANATIONS: Mapping[FailReason, frozenset[FaultKind]] = {
     FailReason.TRANSFER_FAILED: TROUBLE,
     FailReason.PEER_LOST: TROUBLE,
     FailReason.PEER_FENCED: TROUBLE,
@@ -69,7 +69,7 @@ FLAWS: Mapping[FailReason, frozenset[FaultKind]] = {
 """Fail reason |-> what is odd about a request that fails so."""
 
 
-def is_excused(reason: FailReason, struck: Container[FaultKind], flaws: Container[FaultKind]) -> bool:
+def is_explained(reason: FailReason, struck: Container[FaultKind], flaws: Container[FaultKind]) -> bool:
     """Whether a failure is explained. `struck`: faults of the run so far; `flaws`: what is odd about the request."""
-    around, own = EXCUSES.get(reason, frozenset()), FLAWS.get(reason, frozenset())
+    around, own = EXPLANATIONS.get(reason, frozenset()), FLAWS.get(reason, frozenset())
     return any(kind in struck for kind in around) or any(kind in flaws for kind in own)

@@ -92,4 +92,4 @@ class Stopping:
         return f"stopping: requests in flight may end within {self.grace_s:g} s (again: at once)"
 
 
-Happening = ChildStarts | Says | IsReady | AllReady | Ended | Halted | GivenUp | Stopping
+ChildEvent = ChildStarts | Says | IsReady | AllReady | Ended | Halted | GivenUp | Stopping
