@@ -68,6 +68,7 @@ LAZY_IMPORTS: dict[str, str] = {
     "deltaserve.commands.bench.sweep_chart": "matplotlib is optional, and only a sweep that draws needs it",
     "deltaserve.server.dialects.registry": "a table names the dialects, so that one is a file and a line",
     "deltaserve.model.checkpoint_config": "a table names the families, so that one is a file and a line",
+    "deltaserve.model.drafts.draft_algorithm": "a branch is imported by the name in its line of core/branches.py",
     "deltaserve.transports.registry": "a branch is imported by the name in its line of core/branches.py",
     "deltaserve.transports.nixl.kind": "NIXL is loaded where pages move by it: nobody else needs that library",
     "deltaserve.cli.dispatch": "the command named on the command line is imported alone: --help must not load torch",

@@ -33,7 +33,7 @@ import torch
 from benchmarks.bench_speculation import QUESTIONS
 from deltaserve.commands.demo.model import PACKAGE, find_language_model
 from deltaserve.core.errors import ConfigError
-from deltaserve.model.eagle3 import eagle3_head
+from deltaserve.model.drafts.eagle3 import eagle3_head
 from tools.draft_head.folder import head_shape, new_head, target_tables, write_head
 from tools.draft_head.lessons import guessable_tokens
 from tools.draft_head.prompts import read_prompts
@@ -99,7 +99,7 @@ def make_head(
     after = trainer.train(learnt, held_out, tell)
     tell(f"logits scaled by {trainer.calibrate(held_out):.2f}: as sure as it is right")
     write_head(out, head, spec, tables)
-    eagle3_head(out, spec)
+    eagle3_head(spec, model, out)
     report = {
         "made_by": "python -m tools.train_draft_head",
         "recipe": asdict(recipe),

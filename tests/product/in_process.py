@@ -31,7 +31,8 @@ from deltaserve.core.lifetime import Lifetime
 from deltaserve.core.sampling import SamplingParams
 from deltaserve.core.tokens import pack_u32
 from deltaserve.core.wire.messages import RegionInfo
-from deltaserve.model.checkpoint_config import HeadFrom, load_spec
+from deltaserve.model.checkpoint_config import load_spec
+from deltaserve.model.drafts.draft_algorithm import with_head
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.shard_rules import ExpertPlacement
 from deltaserve.sim.cluster import Shape, front_config, member_of, room_of, url_of, worker_config
@@ -266,7 +267,9 @@ class Product:
         mesh: ExpertMesh | None,
     ) -> None:
         is_drafting = config.role in setup.drafting
-        spec = load_spec(self._folder, head=HeadFrom(setup.draft_folder) if is_drafting else None)
+        spec = load_spec(self._folder)
+        if is_drafting:
+            spec = with_head(spec, self._folder, "EAGLE", setup.draft_folder)
         if mesh is not None:
             spec = spec.placed(ExpertPlacement(member=mesh.member))
         cache = spec.cache_spec(pages.size, pages.dtype)

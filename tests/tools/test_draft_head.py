@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from deltaserve.compute.layers.rope import Rope
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
-from deltaserve.model.checkpoint_config import HeadFrom, load_spec
+from deltaserve.model.checkpoint_config import load_spec
+from deltaserve.model.drafts.draft_algorithm import with_head
 from deltaserve.server.text.text_codec import TextCodec
 from tests.compute.executor.world import random_tokens, reference_logprobs
 from tests.compute.layers.dense_heads import NUM_GUESSES, dense_drafted, dense_eagle3, model_hidden
@@ -155,7 +156,7 @@ def test_training_computes_what_serving_does(tiny_models: Path, trained: tuple[P
 def test_the_folder_serves(tiny_models: Path, trained: tuple[Path, tuple[Exam, Exam]]) -> None:
     """Answers are checked against transformers; many guesses are right, apart and on one worker."""
     path, (folder, _) = tiny_models / EAGLE3_MODEL, trained
-    assert load_spec(path, head=HeadFrom(folder)).draft is not None
+    assert with_head(load_spec(path), path, "EAGLE", folder).draft is not None
     setup = Setup(drafting=(Role.PREFILL, Role.DECODE), draft_folder=folder)
     product = Product(path, 1, 1, Pages(16), setup=setup)
     answers = product.serve(random_tokens(40, 1), random_tokens(21, 2), max_tokens=32)

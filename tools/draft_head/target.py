@@ -20,7 +20,7 @@ from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import PageId, PoolId
 from deltaserve.core.layout.shard import Shard
 from deltaserve.model.checkpoint_config import load_spec
-from deltaserve.model.model_spec import DraftKind, DraftNames, DraftSpec, ModelSpec
+from deltaserve.model.model_spec import DraftNames, DraftSpec, HeadForm, ModelSpec
 
 PAGE_SIZE, SPLIT_TOKENS = 16, 256
 CPU = torch.device("cpu")
@@ -107,7 +107,8 @@ def _batch(queries: Sequence[Query]) -> Batch:
 def _reading(spec: ModelSpec) -> ModelSpec:
     """The model with its reads for a head that is not there yet."""
     draft = DraftSpec(
-        kind=DraftKind.EAGLE3,
+        algorithm="EAGLE3",
+        form=HeadForm.SIDE_BY_SIDE,
         layer=spec,
         names=DraftNames("midlayer", "fc", "midlayer.hidden_norm", "norm"),
         read_layers=read_layers(spec),

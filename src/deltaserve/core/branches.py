@@ -40,6 +40,32 @@ TRANSPORTS: Mapping[str, Branch] = MappingProxyType(
 """Transports: what moves pages between workers."""
 
 
+DRAFTS: Mapping[str, Branch] = MappingProxyType(
+    {
+        "NGRAM": Branch(
+            "deltaserve.model.drafts.ngram",
+            {"speculative_algorithm": "guess that text goes on as it did before in prompt and answer"},
+        ),
+        "NEXTN": Branch(
+            "deltaserve.model.drafts.nextn",
+            {"speculative_algorithm": "by the head that DeepSeek V3, Qwen3-Next and Qwen3.5 bring (MTP)"},
+        ),
+        "EAGLE": Branch(
+            "deltaserve.model.drafts.eagle",
+            {"speculative_algorithm": "by the head in a folder of its own, or else by the one that the model brings"},
+        ),
+        "EAGLE3": Branch(
+            "deltaserve.model.drafts.eagle3",
+            {
+                "speculative_algorithm": "by a head in a folder of its own",
+                "speculative_draft_model_path": "folder of the head",
+            },
+        ),
+    }
+)
+"""Draft algorithms: who guesses at the tokens that come next."""
+
+
 def branch_help(branches: Mapping[str, Branch], setting: str) -> tuple[str, ...]:
     """`name: words` of each branch that has words on a setting, for --help."""
     return tuple(f"{name}: {branch.help[setting]}" for name, branch in branches.items() if setting in branch.help)

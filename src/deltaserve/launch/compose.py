@@ -33,9 +33,9 @@ from deltaserve.core.transport import Evidence
 from deltaserve.launch.cgroup import read_limits, usable_cores
 from deltaserve.launch.cpu import read_cpuinfo, slow_dtypes
 from deltaserve.launch.lacking import model_problem
-from deltaserve.model.checkpoint_config import HeadFrom, family_named, idle_overrides, spec_of, with_draft
+from deltaserve.model.checkpoint_config import family_named, idle_overrides, spec_of
 from deltaserve.model.code_plan import CODE_RULES, stored_kinds
-from deltaserve.model.eagle3 import draft_inventory
+from deltaserve.model.drafts.draft_algorithm import OFF, own_inventory, with_head
 from deltaserve.model.files import GGUF_SUFFIX
 from deltaserve.model.fingerprint import model_fingerprint
 from deltaserve.model.model_spec import ModelSpec
@@ -45,7 +45,7 @@ from deltaserve.model.tensors import Inventory, as_stored, check_weights
 from deltaserve.model.weight_bytes import rank_weight_bytes
 from deltaserve.process.children.child import ChildSpec, Kind
 from deltaserve.process.children.terminal import LogSpec
-from deltaserve.process.worker.worker_spec import ExpertSeat, WorkerSpec, head_of, worker_environment, write_spec
+from deltaserve.process.worker.worker_spec import ExpertSeat, WorkerSpec, worker_environment, write_spec
 from deltaserve.settings.config import Settings
 from deltaserve.settings.resolve import (
     Device,
@@ -63,6 +63,15 @@ from deltaserve.transports.registry import transport_kind, transport_kinds
 
 _PORTS = range(20_000, 32_000, 2)
 """Below those that Linux chooses from (net.ipv4.ip_local_port_range): it gives none of them to anybody unasked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Which head the model gets that guesses at next tokens."""
+
+    algorithm: str = OFF
+    folder: Path | None = None
+    """The head's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,7 @@ class Checkpoint:
         cls,
         folder: str | None,
         overrides: str | None = None,
-        head: HeadFrom | None = None,
+        head: Head = Head(),
         placement: ExpertPlacement = ExpertPlacement(),
     ) -> "Checkpoint":
         """Raises ConfigError naming the file and field that is wrong."""
@@ -105,12 +114,10 @@ class Checkpoint:
             raise ConfigError(f"MODEL {_located(path, str(error))}") from None
 
     @classmethod
-    def _read(
-        cls, path: Path, overrides: str | None, head: HeadFrom | None, placement: ExpertPlacement
-    ) -> "Checkpoint":
+    def _read(cls, path: Path, overrides: str | None, head: Head, placement: ExpertPlacement) -> "Checkpoint":
         source = open_source(path)
         num_bytes = source.num_bytes
-        spec = with_draft(spec_of(source, overrides), path, head).placed(placement)
+        spec = with_head(spec_of(source, overrides), path, head.algorithm, head.folder).placed(placement)
         fingerprint = model_fingerprint(path)
         family = family_named(spec.family)
         stored = as_stored(spec, family, source.headers())
@@ -118,7 +125,7 @@ class Checkpoint:
         check_weights(source.headers(), inventory)
         if spec.draft is not None and spec.draft.folder is not None:
             of_head = open_source(Path(spec.draft.folder))
-            check_weights(of_head.headers(), draft_inventory(spec.draft, of_head.index))
+            check_weights(of_head.headers(), own_inventory(spec.draft, of_head.index))
         return cls(
             path.resolve(),
             spec,
@@ -169,7 +176,8 @@ class Checkpoint:
 def open_checkpoint(settings: Settings) -> Checkpoint:
     """The checkpoint as workers of these settings load it. Raises ConfigError."""
     asked = settings.speculation
-    head = head_of(asked.speculative_algorithm, asked.speculative_draft_model_path)
+    folder = asked.speculative_draft_model_path
+    head = Head(asked.speculative_algorithm, None if folder is None else Path(folder))
     model = settings.model
     return Checkpoint.open(
         model.model_path, model.json_model_override_args, head, ExpertPlacement(ep_size_of(settings))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from deltaserve.core.branches import TRANSPORTS
 from deltaserve.core.errors import ConfigError
 from deltaserve.launch.net_devices import check_devices, net_devices
+from deltaserve.model.drafts.draft_algorithm import HeadFolder, draft_algorithm
 from deltaserve.process.front.secrets import NO_CLUSTER_KEY
 from deltaserve.settings.config import Settings
 from deltaserve.settings.rules import WORKER_COMMANDS
@@ -31,10 +32,21 @@ def lacking(command: str, settings: Settings) -> Iterator[str]:
     transport = settings.disaggregation.disaggregation_transfer_backend
     if transport in TRANSPORTS:
         yield from transport_kind(transport).refuse(transfer_flags(settings))
+    if command != "router":
+        yield from _unfit_head(settings)
 
 
 def transfer_flags(settings: Settings) -> TransferFlags:
     return TransferFlags(settings.disaggregation.transfer_tls, settings.disaggregation.transfer_devices)
+
+
+def _unfit_head(settings: Settings) -> Iterator[str]:
+    name, folder = settings.speculation.speculative_algorithm, settings.speculation.speculative_draft_model_path
+    use = draft_algorithm(name).folder
+    if folder is None and use is HeadFolder.REQUIRED:
+        yield f"--speculative-algorithm {name}: needs the head's folder, --speculative-draft-model-path"
+    if folder is not None and use is HeadFolder.NONE:
+        yield f"--speculative-draft-model-path {folder[:80]}: --speculative-algorithm {name} reads none"
 
 
 def _missing_devices(devices: str) -> Iterator[str]:

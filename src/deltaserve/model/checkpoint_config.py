@@ -1,15 +1,14 @@
 """What a checkpoint says of itself (config.json, GGUF metadata) -> Family and ModelSpec."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from deltaserve.core.errors import ConfigError
 from deltaserve.model.config_overrides import idle_keys, overridden, read_overrides
-from deltaserve.model.eagle3 import eagle3_head
-from deltaserve.model.family import Family, draft_head
+from deltaserve.model.family import Family
 from deltaserve.model.fields import Fields, shown
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.open_source import open_source
@@ -32,18 +31,10 @@ FAMILIES: tuple[Family, ...] = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class HeadFrom:
-    """Where the weights of a draft head are."""
-
-    folder: Path | None
-    """Folder of the head; None: it is among the model's own weights."""
-
-
-def load_spec(model_path: Path, overrides: str | None = None, head: HeadFrom | None = None) -> ModelSpec:
+def load_spec(model_path: Path, overrides: str | None = None) -> ModelSpec:
     """The spec of a folder or a GGUF file. Raises ConfigError, one line naming file and field, where it cannot be
     served."""
-    return with_draft(spec_of(open_source(model_path), overrides), model_path, head)
+    return spec_of(open_source(model_path), overrides)
 
 
 def spec_of(source: TensorSource, overrides: str | None = None) -> ModelSpec:
@@ -77,22 +68,6 @@ def _spec_with(source: TensorSource, changes: Mapping[str, Any]) -> ModelSpec:
             raise ConfigError(f"{where}: eos_token_id {found} is outside the vocabulary of {spec.vocab_size}")
     ids = tuple(sorted({token for token, _ in ends}))
     return replace(spec, family=family.model_type, eos_token_ids=ids)
-
-
-def with_draft(spec: ModelSpec, model_path: Path, head: HeadFrom | None) -> ModelSpec:
-    """The model with a head that drafts tokens: the one among its own weights (MTP), or an EAGLE-3 head in a folder.
-
-    Raises ConfigError where there is none, or it is not one for this model. Its tensors are asked for when weights are.
-    """
-    if head is None:
-        return spec
-    if head.folder is not None:
-        return replace(spec, draft=eagle3_head(head.folder, spec))
-    family = family_named(spec.family)
-    if family.draft is None:
-        where = open_source(model_path).config().where
-        raise ConfigError(f"{where}: models of {family.model_type} bring no head that drafts tokens (MTP)")
-    return replace(spec, draft=draft_head(spec, family.draft(spec)))
 
 
 def family_of(fields: Fields) -> Family:

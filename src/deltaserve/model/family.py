@@ -8,9 +8,7 @@ from deltaserve.core.errors import ConfigError
 from deltaserve.core.layout.dtype import DType
 from deltaserve.model.fields import Fields
 from deltaserve.model.model_spec import (
-    DraftKind,
     DraftNames,
-    DraftSpec,
     LayerSpec,
     ModelSpec,
     MoeSpec,
@@ -105,12 +103,6 @@ def dense_spec(fields: Fields, family: str, qk_norm: QkNorm) -> ModelSpec:
         tied_embeddings=fields.flag("tie_word_embeddings", False),
         eos_token_ids=fields.integers("eos_token_id"),
     )
-
-
-def draft_head(spec: ModelSpec, names: DraftNames) -> DraftSpec:
-    """The MTP head of a model: a layer of full attention, otherwise like the model's last."""
-    layer = LayerSpec(spec.layers[-1].rope, has_experts=spec.layers[-1].has_experts)
-    return DraftSpec(DraftKind.MTP, replace(spec, layers=(layer,), delta=None, num_draft_layers=0), names)
 
 
 def with_experts(spec: ModelSpec, moe: MoeSpec, layers: Collection[int]) -> ModelSpec:

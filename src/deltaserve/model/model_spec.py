@@ -206,13 +206,13 @@ class DeltaSpec:
         )
 
 
-class DraftKind(Enum):
+class HeadForm(Enum):
     """What a draft head makes its layer's input of, and what it reads of the token before."""
 
-    MTP = "mtp"
+    MERGED = "merged"
     """One linear map of the token's embedding and the hidden state, each normalised. Reads the state after the final
     norm: the model's, then its own."""
-    EAGLE3 = "eagle3"
+    SIDE_BY_SIDE = "side by side"
     """Attention sees embedding and hidden state side by side, each normalised; the state is the residual stream. Reads
     one linear map of what enters three of the model's layers, then its own residual stream."""
 
@@ -235,16 +235,18 @@ class DraftSpec:
     """A head that guesses further tokens: one layer that sees, at each position, the token there and what the model
     made of the one before it. Entry j of its keys and values depends on the tokens 0 .. j, as the model's own do."""
 
-    kind: DraftKind
+    algorithm: str
+    """One of core/branches.py."""
+    form: HeadForm
     layer: "ModelSpec"
     """Its layer, as a model of one layer. `vocab_size`: of the tokens that it embeds."""
     names: DraftNames
     read_layers: tuple[int, ...] = ()
-    """Layers of the model whose inputs it reads (EAGLE3), ascending."""
+    """Layers of the model whose inputs it reads, ascending."""
     read_size: int = 0
     """Channels of each of those."""
     num_guessable: int | None = None
-    """Tokens that it chooses among, by a table (EAGLE3); None: all."""
+    """Tokens that it chooses among, by a table; None: all."""
     own_embedding: bool = False
     group: str = "draft"
     """Name of the page group of its layer: equal on all workers that have this head, and on no others of the model."""

@@ -14,8 +14,8 @@ from deltaserve.core.layout.shard import Shard
 from deltaserve.model.family import DRAFT_PREFIX, Family
 from deltaserve.model.model_spec import (
     DeltaSpec,
-    DraftKind,
     DraftSpec,
+    HeadForm,
     Mixer,
     MlaSpec,
     ModelSpec,
@@ -114,7 +114,7 @@ def draft_parts(draft: DraftSpec) -> dict[str, TensorPart]:
     """Parts that a draft head has of its own."""
     names, layer = draft.names, draft.layer
     hidden, num_guessable = layer.hidden_size, draft.num_guessable or layer.vocab_size
-    num_merged = 2 * hidden if draft.kind is DraftKind.MTP else len(draft.read_layers) * draft.read_size
+    num_merged = 2 * hidden if draft.form is HeadForm.MERGED else len(draft.read_layers) * draft.read_size
     norms = (names.hidden_norm, names.norm, names.embedding_norm)
     entries: dict[str, _Entry] = {f"{name}.weight": ((hidden,), REPLICATED) for name in norms if name is not None}
     entries[f"{names.merge}.weight"] = (hidden, num_merged), REPLICATED

@@ -5,13 +5,12 @@ The tree says what a value may be and what it means; `rules` says what values ma
 """
 
 import ipaddress
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 
-from deltaserve.core.branches import TRANSPORTS, Branch, automatic_help, branch_help
+from deltaserve.core.branches import DRAFTS, TRANSPORTS, automatic_help, branch_help
 from deltaserve.core.quantization import Quantization
 from deltaserve.core.sampling import SamplingSource
 
@@ -44,10 +43,6 @@ class BranchWords:
 
     words: tuple[str, ...]
 
-    @classmethod
-    def auto_or(cls, branches: Mapping[str, Branch]) -> "BranchWords":
-        return cls(("auto", *branches))
-
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         return AfterValidator(self._known).__get_pydantic_core_schema__(source, handler)
 
@@ -70,7 +65,8 @@ PageSize = Annotated[
     Field(ge=1, le=MAX_PAGE_SIZE, description=f"a power of two from 1 to {MAX_PAGE_SIZE}"),
     AfterValidator(_power_of_two),
 ]
-TransferBackend = Annotated[str, BranchWords.auto_or(TRANSPORTS)]
+TransferBackend = Annotated[str, BranchWords(("auto", *TRANSPORTS))]
+DraftAlgorithm = Annotated[str, BranchWords(("off", *DRAFTS))]
 KvDtype = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
 Drafts = Annotated[int, Field(ge=1, le=15, description="an integer from 1 to 15")]
 """Guesses that one row may have verified in a step: with its last token they are a short extend."""
@@ -381,16 +377,19 @@ class SchedulingSettings(Group):
 class SpeculationSettings(Group):
     title: ClassVar[str] = "speculative decoding"
 
-    speculative_algorithm: Literal["off", "NGRAM", "NEXTN", "EAGLE", "EAGLE3"] = option(
+    speculative_algorithm: DraftAlgorithm = option(
         "off",
-        "NGRAM: guess that text goes on as it did before in prompt and answer, and verify several tokens in one step. "
-        "NEXTN: guess by the head that DeepSeek V3, Qwen3-Next and Qwen3.5 bring (MTP). EAGLE3: by a head in a folder "
-        "of its own. EAGLE: one or the other. "
-        "Answers stay the same; how many are verified follows from how often they are right and from what a step costs",
+        "; ".join(
+            (
+                "who guesses at the next tokens, several of which are verified in one step: answers stay the same, how "
+                "many are verified follows from how often they are right and from what a step costs",
+                *branch_help(DRAFTS, "speculative_algorithm"),
+            )
+        ),
         commands=COMPUTING,
     )
     speculative_draft_model_path: Text | None = option(
-        None, "folder of an EAGLE-3 head", commands=COMPUTING, use="rare"
+        None, "; ".join(branch_help(DRAFTS, "speculative_draft_model_path")), commands=COMPUTING, use="rare"
     )
     speculative_num_steps: Drafts = option(3, "tokens guessed ahead, at most", commands=DECODING, use="rare")
     speculative_policy: Literal["adaptive", "always"] = option(

@@ -106,11 +106,6 @@ def _speculation(settings: Settings, command: str) -> Iterator[str]:
             f"--speculative-num-draft-tokens {both}: it is --speculative-num-steps {asked.speculative_num_steps} "
             "and one more; leave it out"
         )
-    algorithm, folder = asked.speculative_algorithm, asked.speculative_draft_model_path
-    if algorithm == "EAGLE3" and folder is None:
-        yield "--speculative-algorithm EAGLE3: needs the head's folder, --speculative-draft-model-path"
-    if folder is not None and algorithm not in ("EAGLE", "EAGLE3"):
-        yield f"--speculative-draft-model-path {folder[:80]}: --speculative-algorithm {algorithm} reads none"
 
 
 def _of_one_role(settings: Settings) -> Iterator[str]:

@@ -13,7 +13,8 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from deltaserve.model.checkpoint_config import HeadFrom, load_spec
+from deltaserve.model.checkpoint_config import load_spec
+from deltaserve.model.drafts.draft_algorithm import with_head
 from deltaserve.model.model_spec import ModelSpec
 from tests.fixtures.tiny_models import DRAFTED, EAGLE3_HEAD, EAGLE3_MODEL
 
@@ -27,9 +28,9 @@ def drafting(tiny_models: Path, name: str) -> tuple[Path, ModelSpec]:
     """A model's folder, and its spec with the head of that name."""
     if name == EAGLE3_HEAD:
         path = tiny_models / EAGLE3_MODEL
-        return path, load_spec(path, head=HeadFrom(tiny_models / EAGLE3_HEAD))
+        return path, with_head(load_spec(path), path, "EAGLE", tiny_models / EAGLE3_HEAD)
     path = tiny_models / name
-    return path, load_spec(path, head=HeadFrom(None))
+    return path, with_head(load_spec(path), path, "EAGLE", None)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -36,8 +36,9 @@ from deltaserve.core.layout.shard import Shard
 from deltaserve.core.layout.spec import PageGroup
 from deltaserve.core.lifetime import KEEP_ALL
 from deltaserve.core.quantization import Quantization
-from deltaserve.model.checkpoint_config import HeadFrom, load_spec
+from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.code_plan import CODE_RULES
+from deltaserve.model.drafts.draft_algorithm import with_head
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.tensors import draft_parts
 from deltaserve.model.weight_bytes import rank_weight_bytes
@@ -305,19 +306,21 @@ def test_a_head_that_is_asked_for_and_not_there(tiny_models: Path, tmp_path: Pat
         path = copied(tiny_models / f"{name}_mtp", tmp_path / name)
         first = "mtp.pre_fc_norm_hidden.weight" if name == "qwen3_next" else "model.layers.3.hnorm.weight"
         without(path, first)
-        spec = load_spec(path, head=HeadFrom(None))
+        spec = with_head(load_spec(path), path, "EAGLE", None)
         assert f"1 tensors are missing, first {first.removeprefix('model.')}" in load_error(path, spec)
     path = tiny_models / "qwen3_5_text"
-    assert "tensors are missing, first mtp.fc.weight" in load_error(path, load_spec(path, head=HeadFrom(None)))
+    assert "tensors are missing, first mtp.fc.weight" in load_error(
+        path, with_head(load_spec(path), path, "EAGLE", None)
+    )
     path = tiny_models / "llama"
     with pytest.raises(ConfigError, match="models of llama bring no head that drafts tokens"):
-        load_spec(path, head=HeadFrom(None))
+        with_head(load_spec(path), path, "EAGLE", None)
 
 
 def test_what_an_eagle3_folder_lacks_is_named(tiny_models: Path, tmp_path: Path) -> None:
     model, head = tiny_models / EAGLE3_MODEL, copied(tiny_models / EAGLE3_HEAD, tmp_path / "head")
     without(head, "d2t", "midlayer.hidden_norm.weight")
-    message = load_error(model, load_spec(model, head=HeadFrom(head)))
+    message = load_error(model, with_head(load_spec(model), model, "EAGLE", head))
     assert "2 tensors are missing, first d2t" in message
 
 
@@ -344,13 +347,13 @@ def test_an_eagle3_head_of_another_model(
 ) -> None:
     model, head = tiny_models / EAGLE3_MODEL, copied(tiny_models / EAGLE3_HEAD, tmp_path / "head", **fields)
     with pytest.raises(ConfigError, match=f"^draft model head: .*{message}"):
-        load_spec(model, head=HeadFrom(head))
+        with_head(load_spec(model), model, "EAGLE", head)
 
 
 def test_the_layers_an_eagle3_head_reads_as_vllm_names_them(tiny_models: Path, tmp_path: Path) -> None:
     named = {"eagle_config": None, "eagle_aux_hidden_state_layer_ids": [3, 0, 1]}
     model, head = tiny_models / EAGLE3_MODEL, copied(tiny_models / EAGLE3_HEAD, tmp_path / "head", **named)
-    spec = load_spec(model, head=HeadFrom(head))
+    spec = with_head(load_spec(model), model, "EAGLE", head)
     assert spec.draft is not None
     assert spec.draft.read_layers == (0, 1, 3)
 
@@ -377,7 +380,7 @@ def test_an_eagle3_head_with_an_embedding_and_all_tokens_of_its_own(tiny_models:
     kept = {name: value for name, value in tensors.items() if name.startswith("model.") or name in ("d2t", "t2d")}
     save_file(kept, head / "model.safetensors")
     path = tiny_models / EAGLE3_MODEL
-    spec = load_spec(path, head=HeadFrom(head))
+    spec = with_head(load_spec(path), path, "EAGLE", head)
     world = World(path, spec, ALONE, 16, "auto")
     logits, guesses = drafted(world, prompts())
     assert [part.shape for part in logits] == [(93, 272), (44, 272)]

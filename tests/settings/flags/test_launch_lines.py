@@ -113,8 +113,6 @@ REFUSED = [
     ("prefill", ["--quantization", "fp8"], "leave it out"),
     ("decode", ["--enable-hierarchical-cache"], "one tier"),
     ("decode", ["--schedule-policy", "lof"], "by arrival or by cached prefix; write fcfs or lpm"),
-    ("decode", ["--speculative-algorithm", "EAGLE3"], "needs the head's folder"),
-    ("decode", ["--speculative-draft-model-path", "draft"], "--speculative-algorithm off reads none"),
     ("decode", ["--speculative-token-map", "map"], "brings its own map of tokens"),
     ("decode", ["--speculative-eagle-topk", "4"], "speculative-eagle-topk"),
     ("decode", ["--speculative-num-steps", "3", "--speculative-num-draft-tokens", "8"], "and one more"),

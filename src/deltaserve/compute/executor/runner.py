@@ -15,7 +15,6 @@ from torch import Tensor
 
 from deltaserve.compute.attention.attention_choice import AttentionChoice, make_attention, open_native
 from deltaserve.compute.collective.expert_group import Partners
-from deltaserve.compute.executor.drafting import DraftAsk, DraftChoice, Drafter, make_drafter
 from deltaserve.compute.executor.inputs import StepInputs, num_draws, step_inputs
 from deltaserve.compute.executor.launched import AtOnce, DrawingItem, Launched, StepClock
 from deltaserve.compute.executor.model_drafter import ModelDrafter
@@ -47,6 +46,7 @@ from deltaserve.core.quantization import Quantization
 from deltaserve.core.rounding import Rounding
 from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.core.transport import Sharing
+from deltaserve.model.drafts.draft_algorithm import OFF, DraftAsk, Drafter, draft_algorithm
 from deltaserve.model.model_spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class ExecutorSizes:
     rounding: Rounding = Rounding.OF_QUERY
     sharing: Sharing = Sharing.PRIVATE
     """Who else maps the memory of the pages."""
-    drafts: DraftChoice = "off"
+    drafts: str = OFF
     """Who guesses at the next tokens."""
     quantization: Quantization = "auto"
     """Which matrices are codes; none are where the native library does not compute."""
@@ -175,7 +175,9 @@ class TorchExecutor:
         weights = load_weights(model_path, spec, of_weights, where, collective.shard, quantization)
         decoder = Decoder(spec, weights, ops, collective, partners.group)
         head = None if spec.draft is None else DraftHead(spec.draft, weights, ops, collective)
-        return cls(decoder, cache, sizes, where, native, make_drafter(sizes.drafts), head)
+        make_drafter = draft_algorithm(sizes.drafts).make_drafter
+        drafter = None if make_drafter is None else make_drafter()
+        return cls(decoder, cache, sizes, where, native, drafter, head)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:

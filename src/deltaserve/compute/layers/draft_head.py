@@ -15,7 +15,7 @@ from deltaserve.compute.layers.decoder import Decoder, Hidden, LastTokens
 from deltaserve.compute.layers.layers import linear
 from deltaserve.compute.layers.step_ops import StepOps
 from deltaserve.compute.weights.weights import DecoderWeights, DraftWeights
-from deltaserve.model.model_spec import DraftKind, DraftSpec
+from deltaserve.model.model_spec import DraftSpec, HeadForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,11 @@ class DraftHead:
     @property
     def reads_all(self) -> bool:
         """Whether it reads the model's last hidden state of every token."""
-        return self._spec.kind is DraftKind.MTP
+        return self._spec.form is HeadForm.MERGED
 
     def features(self, hidden: Hidden) -> Tensor:
         """What the head reads of each of the model's tokens: [T, feature_size]"""
-        if self._spec.kind is DraftKind.MTP:
+        if self._spec.form is HeadForm.MERGED:
             return hidden.normed
         assert hidden.read is not None
         return linear(hidden.read, self._weights.merge, self._ops)
@@ -82,7 +82,7 @@ class DraftHead:
         first_norm = own.layer.attention_norm if own.embedding_norm is None else own.embedding_norm
         embedded = ops.norm(self._body.embed(tokens), first_norm, eps)
         both = torch.cat((embedded, ops.norm(features, own.hidden_norm, eps)), -1)  # [T, 2 hidden]
-        if self._spec.kind is DraftKind.MTP:
+        if self._spec.form is HeadForm.MERGED:
             hidden = self._body.compute(linear(both, own.merge, ops), None, positions, (attention,), last)
             return Drafted(hidden.normed, hidden.normed)
         hidden = self._body.compute(features, both, positions, (attention,), last)

@@ -28,7 +28,7 @@ from deltaserve.core.layout.shard import Shard
 from deltaserve.core.quantization import Quantization
 from deltaserve.model.checkpoint_config import family_named
 from deltaserve.model.code_plan import CODE_RULES, draft_rules, plan_codes, shown_names, stored_kinds
-from deltaserve.model.eagle3 import draft_inventory
+from deltaserve.model.drafts.draft_algorithm import own_inventory
 from deltaserve.model.formats.block_forms import BlockForm
 from deltaserve.model.formats.gguf_model import GgufModel
 from deltaserve.model.formats.quantised_folder import QuantisedFolder
@@ -100,7 +100,7 @@ def _draft_of_its_own(
         return None
     source = open_source(Path(draft.folder))
     weights, targets = allocate_draft(draft, dtype, device, shard)
-    _fill(targets, source, draft_inventory(draft, source.index), shard)
+    _fill(targets, source, own_inventory(draft, source.index), shard)
     return weights
 
 

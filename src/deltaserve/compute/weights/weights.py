@@ -106,7 +106,7 @@ class LayerWeights:
 class DraftWeights:
     """Weights of a draft head; what is None here is the model's."""
 
-    merge: Linear  # MTP: [hidden, 2 hidden] of embedding and hidden state; EAGLE3: [hidden, layers read * their size]
+    merge: Linear  # [hidden, 2 hidden] of embedding and hidden state, or [hidden, layers read * their size]
     embedding_norm: Tensor | None  # [hidden]; None: the layer's first norm
     hidden_norm: Tensor  # [hidden]
     layer: LayerWeights

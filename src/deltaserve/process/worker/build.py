@@ -34,6 +34,7 @@ from deltaserve.core.layout.spec import CacheGroup, CacheSpec
 from deltaserve.core.transport import Transport, TransportError
 from deltaserve.core.wire.messages import RankEnd, RegionInfo
 from deltaserve.model.checkpoint_config import load_spec
+from deltaserve.model.drafts.draft_algorithm import with_head
 from deltaserve.model.fingerprint import model_fingerprint
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.shard_rules import ExpertPlacement
@@ -44,7 +45,7 @@ from deltaserve.process.worker.rank_process import RankParts, RankSeat
 from deltaserve.process.worker.rank_spec import meeting_point, rank_device
 from deltaserve.process.worker.transports import open_transport
 from deltaserve.process.worker.worker_process import WorkerParts
-from deltaserve.process.worker.worker_spec import WorkerSpec, head_of, read_secret
+from deltaserve.process.worker.worker_spec import WorkerSpec, read_secret
 from deltaserve.transports.registry import transport_kind
 
 log = logging.getLogger(__name__)
@@ -95,10 +96,11 @@ def build_rank(
 
 
 def _model_of(spec: WorkerSpec) -> ModelSpec:
-    head = head_of(spec.drafts, spec.draft_path)
+    path, folder = Path(spec.model_path), None if spec.draft_path is None else Path(spec.draft_path)
     seat = spec.expert_seat
     member = Shard() if seat is None else Shard(seat.member, seat.size)
-    return load_spec(Path(spec.model_path), spec.model_overrides, head).placed(ExpertPlacement(spec.ep_size, member))
+    model = with_head(load_spec(path, spec.model_overrides), path, spec.drafts, folder)
+    return model.placed(ExpertPlacement(spec.ep_size, member))
 
 
 def _join_group(spec: WorkerSpec) -> ExpertMesh | None:

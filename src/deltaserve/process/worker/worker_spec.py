@@ -8,13 +8,13 @@ import msgspec
 from deltaserve.compute.native.core_share import CoreShare
 from deltaserve.control.engine.api import InstanceOptions
 from deltaserve.control.transfer.staging import StagingMode
-from deltaserve.core.branches import TRANSPORTS
+from deltaserve.core.branches import DRAFTS, TRANSPORTS
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.quantization import Quantization
 from deltaserve.core.rounding import Rounding
-from deltaserve.model.checkpoint_config import HeadFrom
+from deltaserve.model.drafts.draft_algorithm import OFF
 from deltaserve.process.children.terminal import LogSpec
 from deltaserve.transports.registry import TransportOptions, transport_kind
 
@@ -96,8 +96,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     rounding: Rounding = Rounding.OF_QUERY
     graph_rows: int | None = None
     """Rows of the largest decode step that is recorded and replayed on a GPU; None: none is."""
-    drafts: Literal["off", "NGRAM", "NEXTN", "EAGLE", "EAGLE3"] = "off"
-    """Who guesses at the next tokens."""
+    drafts: str = OFF
+    """Who guesses at the next tokens: `off`, or one of core/branches.py."""
     draft_path: str | None = None
     """Folder of a draft head; None: it is among the model's weights."""
     state_dir: str | None = None
@@ -107,6 +107,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if self.transport not in TRANSPORTS:
             raise ValueError(f"transport {self.transport[:80]!r}: must be {', '.join(TRANSPORTS)}")
+        if self.drafts != OFF and self.drafts not in DRAFTS:
+            raise ValueError(f"drafts {self.drafts[:80]!r}: must be {', '.join((OFF, *DRAFTS))}")
 
 
 def transport_options(spec: WorkerSpec) -> TransportOptions:
@@ -114,11 +116,6 @@ def transport_options(spec: WorkerSpec) -> TransportOptions:
     fenced = frozenset(filter(None, (spec.transport_fenced or "").split(",")))
     devices, host = spec.transport_devices, spec.transport_host
     return TransportOptions(spec.transport_folder, spec.transport_tls, devices, host, fenced)
-
-
-def head_of(drafts: str, draft_path: str | None) -> HeadFrom | None:
-    """Where the draft head comes from; None: the worker does not guess by one."""
-    return None if drafts in ("off", "NGRAM") else HeadFrom(None if draft_path is None else Path(draft_path))
 
 
 def worker_environment(spec: WorkerSpec) -> dict[str, str]:

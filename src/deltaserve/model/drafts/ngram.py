@@ -1,36 +1,12 @@
-"""Guesses at the tokens that come next."""
+"""NGRAM: text goes on as it did before in prompt and answer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from deltaserve.core.ids import RowId
 from deltaserve.core.tokens import pack_u32
-
-DraftChoice = Literal["off", "NGRAM", "NEXTN", "EAGLE", "EAGLE3"]
-"""Who guesses at the next tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftAsk:
-    """A row whose next tokens are to be guessed."""
-
-    row: RowId
-    tokens: npt.NDArray[np.int64]  # [n]
-    """All tokens that are known, those just drawn included."""
-    count: int
-    """Most guesses."""
-
-
-class Drafter(Protocol):
-    """Who guesses. Called on the rank that draws, once for each step, behind the draws."""
-
-    def propose(self, asked: Sequence[DraftAsk]) -> list[bytes]:
-        """Packed ids for each, none where it knows nothing."""
-        ...
+from deltaserve.model.drafts.draft_algorithm import DraftAlgorithm, DraftAsk
 
 
 class NgramDrafter:
@@ -67,6 +43,4 @@ class NgramDrafter:
         return following
 
 
-def make_drafter(choice: DraftChoice) -> Drafter | None:
-    """What guesses on the host; None: nobody guesses, or a draft head does (model_drafter.py)."""
-    return NgramDrafter() if choice == "NGRAM" else None
+ALGORITHM = DraftAlgorithm(make_drafter=NgramDrafter)

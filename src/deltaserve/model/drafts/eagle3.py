@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from deltaserve.core.errors import ConfigError
+from deltaserve.model.drafts.draft_algorithm import DraftAlgorithm, HeadFolder
 from deltaserve.model.family import MAX_HIDDEN, MAX_VOCAB, Family, Rename, dense_spec
 from deltaserve.model.fields import Fields
 from deltaserve.model.fingerprint import model_fingerprint
-from deltaserve.model.model_spec import DraftKind, DraftNames, DraftSpec, ModelSpec, QkNorm
+from deltaserve.model.model_spec import DraftNames, DraftSpec, HeadForm, ModelSpec, QkNorm
 from deltaserve.model.open_source import open_source
 from deltaserve.model.tensors import EMBEDDING, GUESSABLE, Inventory, draft_parts
 
@@ -42,15 +43,16 @@ _EAGLE3 = Family(
 )
 
 
-def eagle3_head(folder: Path, model: ModelSpec) -> DraftSpec:
+def eagle3_head(model: ModelSpec, model_path: Path, folder: Path | None) -> DraftSpec:
     """Raises ConfigError where the folder holds none, or one that is not for this model."""
+    assert folder is not None  # settings/rules.py
     try:
         return _read(folder, model)
     except (ConfigError, OSError) as error:
         raise ConfigError(f"draft model {folder.name}: {error}") from None
 
 
-def draft_inventory(draft: DraftSpec, index: Mapping[str, str]) -> Inventory:
+def eagle3_inventory(draft: DraftSpec, index: Mapping[str, str]) -> Inventory:
     """Inventory of the head's tensors, with nothing found yet."""
     return Inventory(_EAGLE3, draft_parts(draft), index, may_be_unused=(_FROM_TARGETS, GUESSABLE))
 
@@ -73,7 +75,8 @@ def _read(folder: Path, model: ModelSpec) -> DraftSpec:
         raise fields.error("hidden_size", f"the model's {model.hidden_size} where the head has no embedding of its own")
     num_guessable = fields.integer("draft_vocab_size", 1, MAX_VOCAB, default=layer.vocab_size)
     return DraftSpec(
-        kind=DraftKind.EAGLE3,
+        algorithm="EAGLE3",
+        form=HeadForm.SIDE_BY_SIDE,
         layer=layer,
         names=_NAMES,
         read_layers=_read_layers(fields, model.num_layers),
@@ -101,3 +104,6 @@ def _read_layers(fields: Fields, num_layers: int) -> tuple[int, ...]:
             f"expected {_NUM_READ} of the model's {num_layers}"
         )
     return layers
+
+
+ALGORITHM = DraftAlgorithm(folder=HeadFolder.REQUIRED, head=eagle3_head, inventory=eagle3_inventory)

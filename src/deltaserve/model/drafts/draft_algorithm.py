@@ -1,0 +1,87 @@
+"""What a draft algorithm is known by: each has an entry (`DraftAlgorithm`) in its file, imported when it is asked for.
+
+Guesses come from a head (a layer whose keys and values are pages beside the model's) or from the host.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from deltaserve.core.branches import DRAFTS
+from deltaserve.core.ids import RowId
+from deltaserve.model.model_spec import DraftSpec, ModelSpec
+from deltaserve.model.tensors import Inventory
+
+OFF = "off"
+"""Nobody guesses."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAsk:
+    """A row whose next tokens are to be guessed."""
+
+    row: RowId
+    tokens: npt.NDArray[np.int64]  # [n]
+    """All tokens that are known, those just drawn included."""
+    count: int
+    """Most guesses."""
+
+
+class Drafter(Protocol):
+    """Who guesses on the host. Called on the rank that draws, once for each step, behind the draws."""
+
+    def propose(self, asked: Sequence[DraftAsk]) -> list[bytes]:
+        """Packed ids for each, none where it knows nothing."""
+        ...
+
+
+class HeadFolder(Enum):
+    """Whether the head has a folder of its own (--speculative-draft-model-path)."""
+
+    NONE = "reads none"
+    OPTIONAL = "may have one"
+    REQUIRED = "needs one"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftAlgorithm:
+    """Who guesses, and all that the rest of the server must know of it before it is there."""
+
+    folder: HeadFolder = HeadFolder.NONE
+    head: Callable[[ModelSpec, Path, Path | None], DraftSpec] | None = None
+    """The head for this model in this folder or file; the last: the head's own folder. Raises ConfigError where there
+    is none, or one that is not for this model."""
+    inventory: Callable[[DraftSpec, Mapping[str, str]], Inventory] | None = None
+    """Tensors of a head in a folder of its own; the last: what that folder's index says."""
+    make_drafter: Callable[[], Drafter] | None = None
+    """Guesses on the host."""
+
+
+def draft_algorithm(name: str) -> DraftAlgorithm:
+    """The algorithm of this name: `off`, or one of core/branches.py."""
+    if name == OFF:
+        return DraftAlgorithm()
+    algorithm: DraftAlgorithm = importlib.import_module(DRAFTS[name].module).ALGORITHM
+    return algorithm
+
+
+def with_head(spec: ModelSpec, model_path: Path, algorithm: str, folder: Path | None) -> ModelSpec:
+    """The model with the head that guesses by this algorithm. Its tensors are asked for when weights are.
+
+    Raises ConfigError where there is none, or it is not one for this model.
+    """
+    head = draft_algorithm(algorithm).head
+    return spec if head is None else replace(spec, draft=head(spec, model_path, folder))
+
+
+def own_inventory(draft: DraftSpec, index: Mapping[str, str]) -> Inventory:
+    """Inventory of a head that has a folder of its own, with nothing found yet."""
+    inventory = draft_algorithm(draft.algorithm).inventory
+    assert inventory is not None
+    return inventory(draft, index)
