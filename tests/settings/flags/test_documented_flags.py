@@ -5,6 +5,9 @@ import shlex
 import pytest
 
 from deltaserve.settings.flags.flag_help import About
+from deltaserve.settings.flags.foreign import FOREIGN
+from deltaserve.settings.flags.known_flags import known_flags
+from deltaserve.settings.flags.line_words import take_apart
 from deltaserve.settings.flags.merge import command_of, read_line
 
 LINES = [
@@ -273,3 +276,10 @@ def test_a_setting_is_not_set_by_a_part_of_it(flag: str) -> None:
     read = read_line("serve", About(""), ["m", flag, "16"], {})
     assert [problem.partition(": ")[0] for problem in read.problems] == [flag]
     assert "its parts are no flags; write --" in read.problems[0]
+
+
+@pytest.mark.parametrize("name", sorted(FOREIGN))
+def test_each_flag_is_read_as_itself(name: str) -> None:
+    """Also one with a dot in its name, which sets a part of no other flag's value."""
+    (word, *_) = take_apart([f"--{name}"], known_flags("serve").takes)
+    assert word.name == name

@@ -325,9 +325,9 @@ _REFUSED = {
     "write --dump-config > FILE, which prints the settings and ends": "dump-config-to=",
     "models are never downloaded; MODEL is a folder or a GGUF file, `hf download NAME --local-dir FOLDER` gets one": (
         "revision= tokenizer-revision= code-revision= hf-repo= hf-file= hf= hf-token= model-url= "
-        "speculative-draft-model-revision= hff= hft= hfr= mu= hfv= hf-repo-v= fim-qwen-3b-default "
-        "fim-qwen-7b-default fim-qwen-7b-spec fim-qwen-14b-spec fim-qwen-30b-default gpt-oss-20b-default "
-        "gpt-oss-120b-default hf-file-v= dr= docker-repo= models-dir= models-max= models-preset= "
+        "speculative-draft-model-revision= hff= hft= hfr= mu= hfv= hf-repo-v= fim-qwen-1.5b-default "
+        "fim-qwen-3b-default fim-qwen-7b-default fim-qwen-7b-spec fim-qwen-14b-spec fim-qwen-30b-default "
+        "gpt-oss-20b-default gpt-oss-120b-default hf-file-v= dr= docker-repo= models-dir= models-max= models-preset= "
         "models-autoload no-models-autoload"
     ),
     "weights are read from safetensors and GGUF files as they are; leave it out": (

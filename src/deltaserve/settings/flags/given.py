@@ -36,7 +36,7 @@ class Given:
     @property
     def is_part(self) -> bool:
         """Sets a part of the flag's value, as `--compilation-config.mode 3` does: other parts may follow."""
-        return self.source is Source.FLAG and "." in self.place
+        return self.source is Source.FLAG and "." in self.place and "." not in self.name
 
     @property
     def where(self) -> str:

@@ -34,7 +34,7 @@ def take_apart(argv: Sequence[str], takes: Callable[[str], Takes | None]) -> Ite
             at += 1
             continue
         flag, equals, value = text.partition("=")
-        name = _name(flag)
+        name = _name(flag, takes)
         count = 0 if equals else _num_values(takes(name), argv[at + 1 :])
         values = tuple(argv[at + 1 : at + 1 + count])
         yield Word(flag, name, (value,) if equals else values, (text, *values), bool(equals))
@@ -46,9 +46,11 @@ def is_flag(text: str) -> bool:
     return text.startswith("-") and len(text) > 1 and not _NUMBER.match(text)
 
 
-def _name(flag: str) -> str:
-    """`--max_model_len` is written so too, and `--kv-transfer-config.kv_role` sets a part of another flag's value."""
-    return flag.lstrip("-").replace("_", "-").partition(".")[0]
+def _name(flag: str, takes: Callable[[str], Takes | None]) -> str:
+    """`--max_model_len` is written so too, and `--kv-transfer-config.kv_role` sets a part of another flag's value; a
+    few names have a dot of their own (`--fim-qwen-1.5b-default`)."""
+    name = flag.lstrip("-").replace("_", "-")
+    return name.partition(".")[0] if takes(name) is None else name
 
 
 def _num_values(takes: Takes | None, rest: Sequence[str]) -> int:
