@@ -244,6 +244,17 @@ async def test_the_routes_of_other_servers(codec: TextCodec) -> None:
         assert (await get("/ping")).status_code == 200
 
 
+async def test_all_names_are_accepted_and_the_first_is_answered(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(), ServerSettings("a", other_names=("b", "org/c"))) as case:
+        listed = (await case.client.get("/v1/models")).json()["data"]
+        assert [card["id"] for card in listed] == ["a", "b", "org/c"]
+        for name in ("a", "b", "org/c"):
+            assert (await case.client.get(f"/v1/models/{name}")).json()["id"] == name
+            reply = await case.client.post("/v1/completions", json={"model": name, "prompt": "a", "max_tokens": 1})
+            assert (reply.status_code, reply.json()["model"]) == (200, "a")
+        assert (await case.client.get("/v1/models/d")).status_code == 404
+
+
 async def test_loads_tell_what_runs_and_waits(codec: TextCodec) -> None:
     engine = OracleEngine(gate=asyncio.Event(), free_tokens=1)
     async with served(codec, engine, SETTINGS) as case:

@@ -205,7 +205,7 @@ def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) ->
     return FrontSpec(
         model_path=str(checkpoint.path),
         model_overrides=checkpoint.overrides,
-        model_name=settings.model.served_model_name or checkpoint.name,
+        model_names=tuple(dict.fromkeys((settings.model.served_model_name or checkpoint.name).split(","))),
         fingerprint=checkpoint.fingerprint,
         kv_bytes_per_token=moved_bytes_per_token(settings, checkpoint),
         secret_path=str(secret_path),

@@ -62,13 +62,15 @@ class RoleBody(Body):
 
 async def models(front: Front, request: Request) -> Response:
     """Serve GET /v1/models."""
-    return json_reply({"object": "list", "data": [_model(front)]})
+    names = (front.settings.model_name, *front.settings.other_names)
+    return json_reply({"object": "list", "data": [_model(front, name) for name in names]})
 
 
 async def model(front: Front, request: Request) -> Response:
     """Serve GET /v1/models/{name}."""
-    check_model(request.path_params["name"], front.settings)
-    return json_reply(_model(front))
+    name, settings = request.path_params["name"], front.settings
+    check_model(name, settings)
+    return json_reply(_model(front, name if name in settings.other_names else settings.model_name))
 
 
 async def model_info(front: Front, request: Request) -> Response:
@@ -251,10 +253,10 @@ async def past_request(front: Front, request: Request) -> Response:
     return json_reply(line)
 
 
-def _model(front: Front) -> dict[str, object]:
+def _model(front: Front, name: str) -> dict[str, object]:
     limits = front.engine.limits()
     return {
-        "id": front.settings.model_name,
+        "id": name,
         "object": "model",
         "created": front.created,
         "owned_by": "deltaserve",

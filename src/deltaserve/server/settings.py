@@ -73,6 +73,9 @@ class ServerSettings:
     """Everything the front needs beside the engine and the tokenizer."""
 
     model_name: str
+    """What answers call the model."""
+    other_names: tuple[str, ...] = ()
+    """Names that requests may call it by, too."""
     model_path: str | None = None
     """Path of the model as the command line names it; requests may call the model by it too."""
     host: str = "127.0.0.1"

@@ -76,9 +76,10 @@ Seconds = Annotated[float, Field(gt=0, le=86400, description="seconds, above 0 a
 Milliseconds = Annotated[float, Field(gt=0, le=60_000, description="milliseconds, above 0 and at most 60000")]
 Port = Annotated[int, Field(ge=1, le=65534, description="a port from 1 to 65534")]
 Text = Annotated[str, Field(min_length=1, max_length=4096, description="a text of 1 to 4096 characters")]
-Name = Annotated[
+_NAME = "[A-Za-z0-9][A-Za-z0-9._:/-]{0,255}"
+Names = Annotated[
     str,
-    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,255}$", description="a name of letters, digits and . _ : / -"),
+    Field(pattern=f"^{_NAME}(,{_NAME}){{0,99}}$", description="names of letters, digits and . _ : / -, after commas"),
 ]
 Host = Annotated[
     str,
@@ -155,7 +156,11 @@ class ModelSettings(Group):
     title: ClassVar[str] = "model"
 
     model_path: Text | None = option(None, "a Hugging Face folder or GGUF file; also the positional MODEL")
-    served_model_name: Name | None = option(None, "name in the API; by default the folder's name", commands=ROUTING)
+    served_model_name: Names | None = option(
+        None,
+        "names in the API, the first of which answers carry; by default the folder's name",
+        commands=ROUTING,
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
         "type of weights and activations; auto is the checkpoint's own, float32 on a CPU that multiplies it slowly",

@@ -59,7 +59,8 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     model_overrides: str | None = None
     given_path: str | None
     """The model's folder as the command line names it: clients may call the model by it."""
-    model_name: str
+    model_names: tuple[str, ...]
+    """The first is what answers call the model."""
     fingerprint: str
     kv_bytes_per_token: float
     secret_path: str
@@ -208,7 +209,8 @@ def _hear(parent: Parent, engine: RouterEngine, members: Mapping[PeerName, Membe
 
 def _settings(spec: FrontSpec) -> ServerSettings:
     return ServerSettings(
-        model_name=spec.model_name,
+        model_name=spec.model_names[0],
+        other_names=spec.model_names[1:],
         host=spec.host,
         port=spec.port,
         admin_host=spec.admin_host,

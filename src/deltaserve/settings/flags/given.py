@@ -1,7 +1,7 @@
 """What was given for a setting, wherever it came from: a flag, a variable or a key of a file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -63,9 +63,17 @@ class Given:
     def value_of(self, option: Option) -> object:
         """The value, checked. Raises ConfigError."""
         self.require(Takes.NOTHING if option.is_switch else Takes.ONE)
+        given = self._joined() if option.is_list_of_names else self
         if self.source is Source.FILE:
-            return option.check(self.values[0], self.where)
-        return option.parse(self.text, self.where)
+            return option.check(given.values[0], self.where)
+        return option.parse(given.text, self.where)
+
+    def _joined(self) -> "Given":
+        """Several texts as the one that stands for them."""
+        value = self.values[0]
+        texts = value if self.source is Source.FILE and isinstance(value, list) else self.values
+        are_texts = all(isinstance(text, str) for text in texts)
+        return replace(self, values=(",".join(map(str, texts)),)) if texts and are_texts else self
 
 
 def of_yaml(path: Path) -> list[Given]:

@@ -47,7 +47,8 @@ class KnownFlags:
             return Takes.SEVERAL
         option = self.options.get(key_of(name))
         if option is not None:
-            return Takes.NOTHING if option.is_switch else Takes.ONE
+            several = Takes.SEVERAL if option.is_list_of_names else Takes.ONE
+            return Takes.NOTHING if option.is_switch else several
         row = FOREIGN.get(name)
         return None if row is None else row.takes
 

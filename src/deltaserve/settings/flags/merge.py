@@ -4,8 +4,8 @@ Every value is checked where it stands, also one that is overridden: nothing wro
 is found before anything is told.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from deltaserve.core.errors import ConfigError
@@ -30,7 +30,7 @@ from deltaserve.settings.flags.options import nearest
 from deltaserve.settings.flags.problems import problems_of, raise_problems
 from deltaserve.settings.rules import breaches
 
-_MODEL = "model-path"
+_MODEL, _NAMES = "model-path", "served-model-name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def read_line(command: str, about: About, argv: Sequence[str], environ: Mapping[
     if config is not None:
         merged.take_file(Path(config))
     merged.take_all(of_environment(environ))
-    merged.take_all(line.given)
+    merged.take_all(merged.with_model(line.given))
     return merged.result(line.dump_config)
 
 
@@ -154,6 +154,16 @@ class _Merged:
             self._refuse(_MODEL, "MODEL and --model-path: give one of them")
             return ()
         return [Given(Source.FLAG, _MODEL, "--model-path", (models[0],))] if models else ()
+
+    def with_model(self, given: Sequence[Given]) -> Iterator[Given]:
+        """MODEL may stand behind several names of it: where nothing else says it, the last of them is MODEL."""
+        lacks = _MODEL not in self.values and all(key_of(one.name) != _MODEL for one in given)
+        for one in given:
+            if lacks and key_of(one.name) == _NAMES and len(one.values) > 1:
+                yield replace(one, values=one.values[:-1])
+                yield Given(Source.FLAG, _MODEL, "--model-path", one.values[-1:])
+            else:
+                yield one
 
     # ------------------------------------------------------------ all sources
 

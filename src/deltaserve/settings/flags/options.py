@@ -16,7 +16,7 @@ from deltaserve.settings.config import (
     BranchWords,
     Devices,
     Group,
-    Name,
+    Names,
     Port,
     Settings,
     Share,
@@ -33,7 +33,14 @@ _SHORT = 5
 servers, which mean something else."""
 ENV_PREFIX = "DELTASERVE_"
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
-_METAVARS = ((Share, "X"), (WorkerList, "LIST"), (Advertised, "HOST[:PORT]"), (Devices, "LIST"), (Transports, "LIST"))
+_METAVARS = (
+    (Share, "X"),
+    (WorkerList, "LIST"),
+    (Advertised, "HOST[:PORT]"),
+    (Devices, "LIST"),
+    (Transports, "LIST"),
+    (Names, "NAME"),
+)
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -77,7 +84,12 @@ class Option:
 
     @property
     def is_free_text(self) -> bool:
-        return any(part is Text or part is Name for part in _members(self.annotation))
+        return any(part is Text or part is Names for part in _members(self.annotation))
+
+    @property
+    def is_list_of_names(self) -> bool:
+        """May be several words of a command line, or a list in a file, as well as one text with commas."""
+        return Names in _members(self.annotation)
 
     @property
     def is_count(self) -> bool:
