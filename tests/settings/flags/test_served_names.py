@@ -8,7 +8,7 @@ from deltaserve.core.errors import ConfigError
 from deltaserve.settings.flags.merge import load
 
 _ENV = {"DELTASERVE_MODEL_PATH": "m"}
-_LINES = (
+_LINES: tuple[tuple[list[str], dict[str, str]], ...] = (
     (["m", "--served-model-name", "a", "b"], {}),
     (["m", "--served-model-name", "a", "b", "--port", "8000"], {}),
     (["m", "--served_model_name=a,b"], {}),
@@ -43,5 +43,5 @@ def test_one_name_before_the_model_is_the_models() -> None:
 @pytest.mark.parametrize("value", ["[]", "[a, 1]", "[a b]", "{a: b}", "',a'", "[[a]]"])
 def test_what_is_no_list_of_names_is_refused(value: str, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(f"served-model-name: {value}")
-    with pytest.raises(ConfigError, match="served-model-name in .*: must be names of letters, digits"):
+    with pytest.raises(ConfigError, match=r"served-model-name in .*: must be names of letters, digits"):
         load("serve", "x", ["m", "--config", str(tmp_path / "s.yaml")], {})
