@@ -126,7 +126,7 @@ def test_sizes_are_rounded_to_whole_elements() -> None:
 
 def test_larger_than_the_ring_is_refused_at_once_and_names_the_setting() -> None:
     ring = ring_of(4)
-    with pytest.raises(StagingTooSmall, match=r"^1 KiB do not fit the staging ring of 1 KiB: raise --staging-memory"):
+    with pytest.raises(StagingTooSmall, match=r"^1,280 B do not fit the staging ring of 1,024 B: raise --staging"):
         ring.ask("a", 5 * UNIT, 0.0)
     assert ring.counters["refused"] == 1
     assert not ring.is_waiting("a")

@@ -25,7 +25,7 @@ from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar
 
 from deltaserve.core.errors import DeltaserveError, IntegrityError, StateError
-from deltaserve.core.sizes import size
+from deltaserve.core.sizes import size, sizes_apart
 
 ALIGNMENT = 256
 """Leases start and end at multiples of this: whole elements of every dtype, and what a device copies well."""
@@ -106,10 +106,8 @@ class StagingRing(Generic[Owner]):
         needed = _aligned(num_bytes)
         if needed > self.num_bytes:
             self.counters["refused"] += 1
-            raise StagingTooSmall(
-                f"{size(needed)} do not fit the staging ring of {size(self.num_bytes)}: "
-                f"raise {self._setting} to as much"
-            )
+            asked, held = sizes_apart(needed, self.num_bytes)
+            raise StagingTooSmall(f"{asked} do not fit the staging ring of {held}: raise {self._setting} to as much")
         if self._is_hopeless(needed):
             self.counters["refused"] += 1
             raise StagingTooSmall(self._why_hopeless(needed))
