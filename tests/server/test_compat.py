@@ -255,6 +255,31 @@ async def test_all_names_are_accepted_and_the_first_is_answered(codec: TextCodec
         assert (await case.client.get("/v1/models/d")).status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("header", "value", "told"),
+    [
+        (None, "", "there is no Content-Type header: send `Content-Type: application/json`"),
+        ("content-type", "application/x-www-form-urlencoded", "'application/x-www-form-urlencoded': send"),
+        ("content-type", "application/json; charset=latin-1", "'application/json; charset=latin-1': send"),
+        ("content-encoding", "gzip", "the Content-Encoding header is 'gzip': send the body as it is"),
+    ],
+)
+async def test_a_body_of_another_kind_names_the_header(
+    codec: TextCodec, header: str | None, value: str, told: str
+) -> None:
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        content = b'{"prompt": "a", "max_tokens": 1}'
+        headers = {"content-type": "application/json"} if header != "content-type" else {}
+        request = case.client.build_request("POST", "/v1/completions", content=content, headers=headers)
+        if header is None:
+            request.headers.pop("content-type", None)
+        else:
+            request.headers[header] = value
+        reply = await case.client.send(request)
+        assert reply.status_code == 415
+        assert told in reply.json()["error"]["message"]
+
+
 async def test_loads_tell_what_runs_and_waits(codec: TextCodec) -> None:
     engine = OracleEngine(gate=asyncio.Event(), free_tokens=1)
     async with served(codec, engine, SETTINGS) as case:

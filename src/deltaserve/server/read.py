@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from deltaserve.core.ids import Namespace
 from deltaserve.server.admission import Bodies, Held, ValueRoom
-from deltaserve.server.api_errors import ApiError, ClientGone, body_too_large, invalid
+from deltaserve.server.api_errors import ApiError, ClientGone, body_too_large, excerpt, invalid
 from deltaserve.server.heap import LARGE_BYTES, HeapTrim
 from deltaserve.server.settings import ServerSettings
 
@@ -182,14 +182,18 @@ def deadline_s(request: Request, settings: ServerSettings) -> float:
 
 
 def _check_content(request: Request) -> None:
-    kind, *params = request.headers.get("content-type", "").lower().split(";")
+    given = request.headers.get("content-type")
+    kind, *params = (given or "").lower().split(";")
     charsets = [
         value.strip().strip('"') for name, _, value in (p.partition("=") for p in params) if name.strip() == "charset"
     ]
     if kind.strip() != "application/json" or not {"utf-8", "utf8"}.issuperset(charsets):
-        raise ApiError(415, "unsupported_media_type", "the body must be application/json in UTF-8")
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise ApiError(415, "unsupported_media_type", "a compressed body is not supported")
+        found = "there is no Content-Type header" if given is None else f"the Content-Type header is {excerpt(given)}"
+        raise ApiError(415, "unsupported_media_type", f"{found}: send `Content-Type: application/json`, in UTF-8")
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        found = f"the Content-Encoding header is {excerpt(encoding)}"
+        raise ApiError(415, "unsupported_media_type", f"{found}: send the body as it is, and no such header")
 
 
 async def _read_body(request: Request, bodies: Bodies, held: Held) -> bytes:
