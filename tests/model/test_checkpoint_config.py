@@ -215,7 +215,7 @@ def test_cache_spec(tmp_path: Path) -> None:
         ({"attention_bias": "yes"}, "attention_bias is 'yes', expected true or false"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised as 'awq'"),
         ({"eos_token_id": 100}, "eos_token_id 100 is outside the vocabulary of 100"),
-        ({"eos_token_id": "x"}, "eos_token_id is 'x', expected whole numbers"),
+        ({"eos_token_id": "x"}, "eos_token_id is 'x', expected ids of tokens such as 2 or [2, 5]; correct it"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type is 'longrope', expected one of default, linear"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ({"rope_scaling": 3}, "rope_scaling is 3, expected an object"),

@@ -70,3 +70,26 @@ def test_any_end_of_sequence(tiny_models: Path, tmp_path: Path, odd: Any) -> Non
         (tmp_path / "config.json").write_text(json.dumps(config))
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
         assert _succeeds(lambda: load_spec(tmp_path)) == is_good
+
+
+_NO_IDS = (
+    ("2", "is '2', expected ids of tokens such as 2"),
+    (2.0, "is 2.0, expected ids of tokens such as 2"),
+    (-1, "-1 is outside the vocabulary of 272"),
+    (True, "is True, expected ids"),
+    ([[2]], "is [[2]], expected ids"),
+)
+
+
+@pytest.mark.parametrize(("odd", "told"), _NO_IDS)
+def test_an_end_that_is_no_id_says_what_to_do(tiny_models: Path, tmp_path: Path, odd: Any, told: str) -> None:
+    given = json.loads((tiny_models / "llama" / "config.json").read_text())
+    for name in ("config.json", "generation_config.json"):
+        (tmp_path / "config.json").write_text(json.dumps(given))
+        (tmp_path / "generation_config.json").unlink(missing_ok=True)
+        fields = given if name == "config.json" else {}
+        (tmp_path / name).write_text(json.dumps({**fields, "eos_token_id": odd}))
+        with pytest.raises(ConfigError) as caught:
+            load_spec(tmp_path)
+        text = str(caught.value)
+        assert text.startswith(f"{name}: eos_token_id {told}") and text.endswith("; correct it, or remove it")

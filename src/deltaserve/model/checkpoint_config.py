@@ -58,14 +58,15 @@ def _spec_with(source: TensorSource, changes: Mapping[str, Any]) -> ModelSpec:
     fields = overridden(source.config(), changes)
     family = family_of(fields)
     spec = family.build(fields)
-    ends = [(token, fields.where) for token in (*spec.eos_token_ids, *fields.integers("eos_token_id"))]
+    ends = [(token, fields.where) for token in (*spec.eos_token_ids, *fields.token_ids("eos_token_id"))]
     generation = source.generation()
     if generation is not None:
-        ends += [(token, generation.where) for token in generation.integers("eos_token_id")]
+        ends += [(token, generation.where) for token in generation.token_ids("eos_token_id")]
     for token, where in ends:
         if not 0 <= token < spec.vocab_size:
             found = shown(token)
-            raise ConfigError(f"{where}: eos_token_id {found} is outside the vocabulary of {spec.vocab_size}")
+            text = f"{where}: eos_token_id {found} is outside the vocabulary of {spec.vocab_size}"
+            raise ConfigError(f"{text}; correct it, or remove it")
     ids = tuple(sorted({token for token, _ in ends}))
     return replace(spec, family=family.model_type, eos_token_ids=ids)
 

@@ -101,7 +101,7 @@ def dense_spec(fields: Fields, family: str, qk_norm: QkNorm) -> ModelSpec:
         attention_bias=fields.flag("attention_bias", False),
         mlp_bias=fields.flag("mlp_bias", False),
         tied_embeddings=fields.flag("tie_word_embeddings", False),
-        eos_token_ids=fields.integers("eos_token_id"),
+        eos_token_ids=fields.token_ids("eos_token_id"),
     )
 
 

@@ -71,6 +71,14 @@ class Fields:
             raise self.error(name, "whole numbers")
         return tuple(items)
 
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """A list of ids, or one alone; empty when absent. An author may have meant "2" or 2.0 as an id and -1 as none:
+        what ends an answer is not guessed."""
+        try:
+            return self.integers(name)
+        except ConfigError:
+            raise self.error(name, "ids of tokens such as 2 or [2, 5]; correct it, or remove it") from None
+
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of strings; empty when absent."""
         items = self.values.get(name)
