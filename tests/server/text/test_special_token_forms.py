@@ -90,6 +90,20 @@ def test_tokens_are_taken_as_transformers_takes_them(folder: Path, file: str, ch
     assert ours(folder) == expected
 
 
+@pytest.mark.parametrize("file", [CONFIG, MAP])
+@pytest.mark.parametrize("role", [*ROLES, "image_token"])
+def test_a_named_token_that_the_tokenizer_lacks_is_told(
+    folder: Path, file: str, role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    read_folder(folder)
+    assert not caplog.records
+    edit(folder, CONFIG, {role: None})
+    edit(folder, file, {role: NEW})
+    added = read_folder(folder).tokenizer.token_to_id(NEW)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"tokenizer.json lacks {role} '<x>' as {added}: added so, as by transformers")
+
+
 @pytest.mark.parametrize(("file", "changes"), [*cases(BAD), *cases(NO_CONTENT)], ids=str)
 def test_what_is_no_token_is_refused(folder: Path, file: str, changes: dict[str, Any]) -> None:
     edit(folder, file, changes)

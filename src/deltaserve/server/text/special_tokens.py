@@ -4,6 +4,7 @@ Folders have them as strings or objects, in tokenizer_config.json, special_token
 added_tokens.json (older still); a tokenizer.json need not say all of it.
 """
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from deltaserve.core.errors import ConfigError
 from deltaserve.model.fields import shown
 
+_log = logging.getLogger(__name__)
 _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
@@ -58,8 +60,13 @@ class TokenMaps:
                 tokenizer.add_special_tokens([token])
         lacking = [token for token in self._listed() if tokenizer.token_to_id(token.content) is None]
         known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
-        named = [_as_special(known.get(token.content, token)) for token in self._named().values()]
+        roles = self._named()
+        named = [_as_special(known.get(token.content, token)) for token in roles.values()]
+        new = {token.content: role for role, token in roles.items() if tokenizer.token_to_id(token.content) is None}
         tokenizer.add_special_tokens([*named, *lacking])
+        if new:
+            told = ", ".join(f"{role} {shown(name)} as {tokenizer.token_to_id(name)}" for name, role in new.items())
+            _log.warning("tokenizer.json lacks %s: added so, as by transformers; a model knows it if trained so", told)
 
     def _stated(self) -> list[tuple[int, AddedToken, str]]:
         """Tokens with their ids, in the order of those, and the file that says so."""
