@@ -18,9 +18,10 @@ from deltaserve.core.errors import ConfigError
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.shard import Shard
 from deltaserve.core.quantization import Quantization
-from deltaserve.model.checkpoint_config import family_of, load_spec
+from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.code_plan import CODE_RULES, code_bytes, is_multiplied, plan_codes, stored_kinds
 from deltaserve.model.formats.block_forms import GGUF_FORMS, INT8
+from deltaserve.model.known_families import family_of
 from deltaserve.model.open_source import open_source
 from deltaserve.model.tensors import as_stored, tensor_parts
 from deltaserve.model.weight_bytes import rank_weight_bytes

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from deltaserve.core.errors import ConfigError
-from deltaserve.model.checkpoint_config import family_of, load_spec
+from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.fields import Fields
+from deltaserve.model.known_families import family_of
 from tests.fixtures.families import FAMILIES
 
 ODD: tuple[Any, ...] = (

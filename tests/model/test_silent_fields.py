@@ -9,8 +9,8 @@ import pytest
 import transformers
 
 from deltaserve.core.errors import ConfigError
-from deltaserve.model.checkpoint_config import family_of
 from deltaserve.model.fields import Fields
+from deltaserve.model.known_families import family_of
 from tests.fixtures.families import FAMILIES as SERVED
 from tests.fixtures.tiny_models import VARIANTS
 

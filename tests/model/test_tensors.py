@@ -11,9 +11,10 @@ from safetensors.numpy import save_file
 
 from deltaserve.compute.weights.weights import allocate
 from deltaserve.core.errors import ConfigError
-from deltaserve.model.checkpoint_config import family_named, load_spec
+from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.families.llama import LLAMA
 from deltaserve.model.formats.safetensors_folder import SafetensorsFolder
+from deltaserve.model.known_families import family_named
 from deltaserve.model.tensors import Inventory, TensorPart, check_weights, tensor_parts
 from tests.fixtures.tiny_models import VARIANTS
 

@@ -20,6 +20,12 @@ class Branch(NamedTuple):
     """When an automatic choice takes it, for --help: empty: always. None: only where nothing before it is left."""
 
 
+def helped(branches: Mapping[str, Branch], setting: str) -> str:
+    """The words on a setting one after the other: `a, b and c`."""
+    *most, last = [branch.help[setting] for branch in branches.values() if setting in branch.help] or ["none"]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 TRANSPORTS: Mapping[str, Branch] = MappingProxyType(
     {
         "local": Branch(
@@ -39,6 +45,20 @@ TRANSPORTS: Mapping[str, Branch] = MappingProxyType(
 )
 """Transports: what moves pages between workers."""
 
+FAMILIES: Mapping[str, Branch] = MappingProxyType(
+    {
+        "llama": Branch("deltaserve.model.families.llama"),
+        "qwen3": Branch("deltaserve.model.families.qwen3"),
+        "qwen3_moe": Branch("deltaserve.model.families.qwen3_moe"),
+        "minimax_m2": Branch("deltaserve.model.families.minimax_m2"),
+        "deepseek_v3": Branch("deltaserve.model.families.deepseek_v3", {"speculative_algorithm": "DeepSeek V3"}),
+        "gemma3": Branch("deltaserve.model.families.gemma3"),
+        "gpt_oss": Branch("deltaserve.model.families.gpt_oss"),
+        "qwen3_next": Branch("deltaserve.model.families.qwen3_next", {"speculative_algorithm": "Qwen3-Next"}),
+        "qwen3_5": Branch("deltaserve.model.families.qwen3_5", {"speculative_algorithm": "Qwen3.5"}),
+    }
+)
+"""Families of models, or groups of related ones, in the order in which messages name them."""
 
 DRAFTS: Mapping[str, Branch] = MappingProxyType(
     {
@@ -48,7 +68,7 @@ DRAFTS: Mapping[str, Branch] = MappingProxyType(
         ),
         "NEXTN": Branch(
             "deltaserve.model.drafts.nextn",
-            {"speculative_algorithm": "by the head that DeepSeek V3, Qwen3-Next and Qwen3.5 bring (MTP)"},
+            {"speculative_algorithm": f"by the head that {helped(FAMILIES, 'speculative_algorithm')} bring (MTP)"},
         ),
         "EAGLE": Branch(
             "deltaserve.model.drafts.eagle",

@@ -33,11 +33,12 @@ from deltaserve.core.transport import Evidence
 from deltaserve.launch.cgroup import read_limits, usable_cores
 from deltaserve.launch.cpu import read_cpuinfo, slow_dtypes
 from deltaserve.launch.lacking import model_problem
-from deltaserve.model.checkpoint_config import family_named, idle_overrides, spec_of
+from deltaserve.model.checkpoint_config import idle_overrides, spec_of
 from deltaserve.model.code_plan import CODE_RULES, stored_kinds
 from deltaserve.model.drafts.draft_algorithm import OFF, own_inventory, with_head
 from deltaserve.model.files import GGUF_SUFFIX
 from deltaserve.model.fingerprint import model_fingerprint
+from deltaserve.model.known_families import family_named
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.open_source import open_source
 from deltaserve.model.shard_rules import ExpertPlacement

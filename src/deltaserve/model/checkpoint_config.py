@@ -1,34 +1,17 @@
-"""What a checkpoint says of itself (config.json, GGUF metadata) -> Family and ModelSpec."""
+"""What a checkpoint says of itself (config.json, GGUF metadata) -> ModelSpec."""
 
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from deltaserve.core.errors import ConfigError
 from deltaserve.model.config_overrides import idle_keys, overridden, read_overrides
-from deltaserve.model.family import Family
-from deltaserve.model.fields import Fields, shown
+from deltaserve.model.fields import shown
+from deltaserve.model.known_families import family_of
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.open_source import open_source
 from deltaserve.model.source import TensorSource
-
-FAMILY_MODULES = (
-    "llama",
-    "qwen3",
-    "qwen3_moe",
-    "minimax_m2",
-    "deepseek_v3",
-    "gemma3",
-    "gpt_oss",
-    "qwen3_next",
-    "qwen3_5",
-)
-"""Names of modules in `families`: a line for each family of models, or each group of related ones."""
-FAMILIES: tuple[Family, ...] = tuple(
-    family for name in FAMILY_MODULES for family in import_module(f"deltaserve.model.families.{name}").FAMILIES
-)
 
 
 def load_spec(model_path: Path, overrides: str | None = None) -> ModelSpec:
@@ -69,21 +52,3 @@ def _spec_with(source: TensorSource, changes: Mapping[str, Any]) -> ModelSpec:
             raise ConfigError(f"{text}; correct it, or remove it")
     ids = tuple(sorted({token for token, _ in ends}))
     return replace(spec, family=family.model_type, eos_token_ids=ids)
-
-
-def family_of(fields: Fields) -> Family:
-    """The family of the class named in `architectures`; nothing is guessed from other fields."""
-    names = fields.values.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise fields.error("architectures", "a list with one class name")
-    for family in FAMILIES:
-        if family.architecture == names[0]:
-            return family
-    supported = ", ".join(dict.fromkeys(family.architecture.partition("For")[0] for family in FAMILIES))
-    raise ConfigError(f"{fields.where}: architecture {names[0][:80]!r} is not supported; supported: {supported}")
-
-
-def family_named(model_type: str) -> Family:
-    """The family of a spec that was built here, by its `model_type`."""
-    (family,) = (family for family in FAMILIES if family.model_type == model_type)
-    return family

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.layout.dtype import DType
@@ -39,6 +40,31 @@ class Rename:
     name: str | None
 
 
+ZERO_CENTRED = "zero_centred_norms"
+"""No field of Hugging Face's: how a GGUF file says that 1 was added to its norms."""
+
+
+def no_more_fields(metadata: Fields, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields that most families have are all."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufForm:
+    """How GGUF files hold a model of a family."""
+
+    architecture: str
+    """Value of general.architecture: keys begin with it."""
+    keys: frozenset[str] = frozenset()
+    """Keys below it that are read beside those of all families."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Part of a layer, as files name it |-> as Hugging Face's do, where they differ from most or have more."""
+    fields: Callable[[Fields, Mapping[str, Any]], Mapping[str, Any]] = no_more_fields
+    """Makes (metadata, fields of config.json that all families have) into fields in place of those or beside them."""
+    pairs_rows: bool = False
+    """Whether the two channels of queries and keys that RoPE turns together lie side by side, not D/2 apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """One line of the table of supported models."""
@@ -51,6 +77,8 @@ class Family:
     """First match wins; a name without a match is taken as it is."""
     draft: Callable[[ModelSpec], DraftNames] | None = None
     """What files of the model call the head that drafts tokens (MTP), where the family has one."""
+    gguf: GgufForm | None = None
+    """Present where its GGUF files are read."""
 
     def canonical(self, name: str) -> str | None:
         """Our name of a checkpoint tensor, or None for one to skip."""

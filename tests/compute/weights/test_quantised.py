@@ -15,9 +15,10 @@ from deltaserve.compute.weights.dequantised import dequantise, dequantised
 from deltaserve.compute.weights.loader import load_weights
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.layout.dtype import DType
-from deltaserve.model.checkpoint_config import family_named, load_spec
+from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.formats.quantised_folder import QuantisedFolder
 from deltaserve.model.formats.weight_schemes import Fp8Blocks
+from deltaserve.model.known_families import family_named
 from deltaserve.model.open_source import open_source
 from deltaserve.model.tensors import Inventory, check_weights
 from tests.compute.executor.world import Driver, RankDriver, check_generation

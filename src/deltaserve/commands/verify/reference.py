@@ -13,7 +13,7 @@ from deltaserve.compute.weights.gguf_arrays import gguf_arrays
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.sizes import size
 from deltaserve.launch.compose import Checkpoint
-from deltaserve.model.families.gemma3 import ZERO_CENTRED
+from deltaserve.model.family import ZERO_CENTRED
 from deltaserve.model.formats.gguf_model import GgufModel
 from deltaserve.model.formats.quantised_folder import QuantisedFolder
 from deltaserve.model.formats.safetensors_folder import SafetensorsFolder

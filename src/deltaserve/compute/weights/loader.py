@@ -26,13 +26,13 @@ from deltaserve.compute.weights.weights import (
 )
 from deltaserve.core.layout.shard import Shard
 from deltaserve.core.quantization import Quantization
-from deltaserve.model.checkpoint_config import family_named
 from deltaserve.model.code_plan import CODE_RULES, draft_rules, plan_codes, shown_names, stored_kinds
 from deltaserve.model.drafts.draft_algorithm import own_inventory
 from deltaserve.model.formats.block_forms import BlockForm
 from deltaserve.model.formats.gguf_model import GgufModel
 from deltaserve.model.formats.quantised_folder import QuantisedFolder
 from deltaserve.model.formats.safetensors_folder import SafetensorsFolder, valid_file
+from deltaserve.model.known_families import family_named
 from deltaserve.model.model_spec import DraftSpec, ModelSpec
 from deltaserve.model.open_source import Source, open_source
 from deltaserve.model.source import TensorHeader

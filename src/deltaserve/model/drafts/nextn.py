@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from deltaserve.core.errors import ConfigError
-from deltaserve.model.checkpoint_config import family_named
 from deltaserve.model.drafts.draft_algorithm import DraftAlgorithm
+from deltaserve.model.known_families import family_named
 from deltaserve.model.model_spec import DraftSpec, HeadForm, LayerSpec, ModelSpec
 from deltaserve.model.open_source import open_source
 

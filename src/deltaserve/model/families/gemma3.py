@@ -1,14 +1,18 @@
 """Gemma 3, text only: most layers see a window, with a rotary embedding of their own; norms before and after."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from deltaserve.model.family import (
     COMMON_RENAMES,
     MAX_HEADS,
     MAX_LAYERS,
     MAX_POSITION,
+    ZERO_CENTRED,
     Family,
+    GgufForm,
     Rename,
     dense_spec,
     windows,
@@ -60,10 +64,6 @@ def _build(fields: Fields) -> ModelSpec:
     )
 
 
-ZERO_CENTRED = "zero_centred_norms"
-"""No field of Hugging Face's: how a GGUF file says that 1 was added to its norms."""
-
-
 def _refuse_variants(fields: Fields) -> None:
     if fields.text("hidden_activation") != "gelu_pytorch_tanh":
         raise fields.error("hidden_activation", "gelu_pytorch_tanh")
@@ -104,7 +104,43 @@ _WRAPPED_RENAMES = (
     Rename(re.compile(r"language_model\.(lm_head\..*)"), r"\1"),
 )
 
-GEMMA3 = Family("gemma3_text", "Gemma3ForCausalLM", _build, COMMON_RENAMES)
+_GGUF_NAME = "gemma3"
+_GGUF_27B_LAYERS = 62
+"""Layers of the one size whose softmax is scaled by another number than the heads' size; no key says so."""
+
+
+def _gguf_fields(metadata: Fields, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields that only this architecture has: no key says which layers see everything, nor that the others' rotary
+    embedding is never scaled. Its files hold norms with 1 added."""
+    num_layers, head_dim = values["num_hidden_layers"], values["head_dim"]
+    if num_layers == _GGUF_27B_LAYERS:
+        head_dim = values["hidden_size"] // values["num_attention_heads"]
+    kinds = ("sliding_attention" if (layer + 1) % _PERIOD else "full_attention" for layer in range(num_layers))
+    local_theta = metadata.positive(f"{_GGUF_NAME}.rope.freq_base_swa", _LOCAL_THETA)
+    return {
+        "layer_types": list(kinds),
+        "sliding_window": metadata.integer(f"{_GGUF_NAME}.attention.sliding_window", 1, MAX_POSITION),
+        "query_pre_attn_scalar": head_dim,
+        "rope_parameters": {
+            "full_attention": values["rope_parameters"],
+            "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
+        },
+        ZERO_CENTRED: False,
+    }
+
+
+_GGUF = GgufForm(
+    _GGUF_NAME,
+    frozenset({"attention.sliding_window", "rope.freq_base_swa"}),
+    {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    _gguf_fields,
+)
+
+GEMMA3 = Family("gemma3_text", "Gemma3ForCausalLM", _build, COMMON_RENAMES, gguf=_GGUF)
 GEMMA3_WRAPPED = Family(
     "gemma3", "Gemma3ForConditionalGeneration", _build_wrapped, (*_WRAPPED_RENAMES, *COMMON_RENAMES)
 )

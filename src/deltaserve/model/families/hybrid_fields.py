@@ -1,16 +1,20 @@
 """What the configs of Qwen's hybrid models say in common."""
 
+import re
 from dataclasses import replace
 
-from deltaserve.model.family import MAX_EXPERTS, MAX_HEADS, MAX_HIDDEN, MAX_LAYERS, dense_spec
+from deltaserve.model.family import DRAFT_PREFIX, MAX_EXPERTS, MAX_HEADS, MAX_HIDDEN, MAX_LAYERS, Rename, dense_spec
 from deltaserve.model.fields import Fields
-from deltaserve.model.model_spec import DeltaSpec, LayerSpec, Mixer, ModelSpec, MoeSpec, QkNorm, RouterKind
+from deltaserve.model.model_spec import DeltaSpec, DraftNames, LayerSpec, Mixer, ModelSpec, MoeSpec, QkNorm, RouterKind
 from deltaserve.model.rope_fields import rotary_dim
 
 _DEFAULTS = {"head_dim": 256, "partial_rotary_factor": 0.25}
 """What transformers assumes where config.json is silent."""
 _ATTENTION_EVERY = 4
 _MAX_KERNEL = 16
+HYBRID_RENAMES = (
+    Rename(re.compile(r"(?:model\.)?((?:mtp\.)?layers\.\d+\.mlp)\.shared_expert\.(.*)"), r"\1.shared_experts.\2"),
+)
 
 
 def hybrid_spec(fields: Fields, family: str, *, grouped: bool) -> ModelSpec:
@@ -78,3 +82,8 @@ def shared_expert_moe(fields: Fields, *, renormalise: bool) -> MoeSpec:
         shared_size=fields.integer("shared_expert_intermediate_size", 1, 16 * MAX_HIDDEN),
         shared_gate=True,
     )
+
+
+def hybrid_draft(spec: ModelSpec) -> DraftNames:
+    names = ("layers.0", "fc", "pre_fc_norm_hidden", "norm", "pre_fc_norm_embedding")
+    return DraftNames(*(f"{DRAFT_PREFIX}{name}" for name in names))

@@ -1,6 +1,6 @@
 """Llama 2, 3.x: GQA, full RoPE, dense SwiGLU."""
 
-from deltaserve.model.family import COMMON_RENAMES, Family, dense_spec, refuse_sliding_window
+from deltaserve.model.family import COMMON_RENAMES, Family, GgufForm, dense_spec, refuse_sliding_window
 from deltaserve.model.fields import Fields
 from deltaserve.model.model_spec import ModelSpec, QkNorm
 from deltaserve.model.rope_fields import refuse_partial_rotary
@@ -12,5 +12,5 @@ def _build(fields: Fields) -> ModelSpec:
     return dense_spec(fields, "llama", QkNorm.NONE)
 
 
-LLAMA = Family("llama", "LlamaForCausalLM", _build, COMMON_RENAMES)
+LLAMA = Family("llama", "LlamaForCausalLM", _build, COMMON_RENAMES, gguf=GgufForm("llama", pairs_rows=True))
 FAMILIES = (LLAMA,)

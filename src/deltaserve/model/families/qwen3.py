@@ -1,6 +1,6 @@
 """Qwen3 dense: as Llama, with RMSNorm on each query and key head; head_dim is its own number."""
 
-from deltaserve.model.family import COMMON_RENAMES, Family, dense_spec, refuse_sliding_window
+from deltaserve.model.family import COMMON_RENAMES, Family, GgufForm, dense_spec, refuse_sliding_window
 from deltaserve.model.fields import Fields
 from deltaserve.model.model_spec import ModelSpec, QkNorm
 from deltaserve.model.rope_fields import refuse_partial_rotary
@@ -16,5 +16,5 @@ def _build(fields: Fields) -> ModelSpec:
     return dense_spec(fields, "qwen3", QkNorm.HEAD)
 
 
-QWEN3 = Family("qwen3", "Qwen3ForCausalLM", _build, COMMON_RENAMES)
+QWEN3 = Family("qwen3", "Qwen3ForCausalLM", _build, COMMON_RENAMES, gguf=GgufForm("qwen3"))
 FAMILIES = (QWEN3,)

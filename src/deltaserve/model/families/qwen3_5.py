@@ -6,8 +6,7 @@ plain names.
 
 import re
 
-from deltaserve.model.families.hybrid_fields import hybrid_spec, shared_expert_moe
-from deltaserve.model.families.qwen3_next import HYBRID_RENAMES, hybrid_draft
+from deltaserve.model.families.hybrid_fields import HYBRID_RENAMES, hybrid_draft, hybrid_spec, shared_expert_moe
 from deltaserve.model.family import COMMON_RENAMES, Family, Rename, with_experts
 from deltaserve.model.fields import Fields
 from deltaserve.model.model_spec import ModelSpec

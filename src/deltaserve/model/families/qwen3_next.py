@@ -1,21 +1,9 @@
 """Qwen3-Next: three recurrent layers and one of attention in turn; experts beside a shared one that has a gate."""
 
-import re
-
-from deltaserve.model.families.hybrid_fields import hybrid_spec, shared_expert_moe
-from deltaserve.model.family import COMMON_RENAMES, DRAFT_PREFIX, Family, Rename, with_experts
+from deltaserve.model.families.hybrid_fields import HYBRID_RENAMES, hybrid_draft, hybrid_spec, shared_expert_moe
+from deltaserve.model.family import COMMON_RENAMES, Family, with_experts
 from deltaserve.model.fields import Fields
-from deltaserve.model.model_spec import DraftNames, ModelSpec
-
-HYBRID_RENAMES = (
-    Rename(re.compile(r"(?:model\.)?((?:mtp\.)?layers\.\d+\.mlp)\.shared_expert\.(.*)"), r"\1.shared_experts.\2"),
-)
-
-
-def hybrid_draft(spec: ModelSpec) -> DraftNames:
-    names = ("layers.0", "fc", "pre_fc_norm_hidden", "norm", "pre_fc_norm_embedding")
-    return DraftNames(*(f"{DRAFT_PREFIX}{name}" for name in names))
-
+from deltaserve.model.model_spec import ModelSpec
 
 _DEFAULTS = {"num_key_value_heads": 2, "intermediate_size": 5632}
 """What transformers assumes where config.json is silent."""

@@ -1,22 +1,16 @@
 """The metadata of a GGUF file -> the fields that config.json of the same model has."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from deltaserve.core.errors import ConfigError
-from deltaserve.model.families.gemma3 import ZERO_CENTRED
-from deltaserve.model.family import MAX_HEADS, MAX_HIDDEN, MAX_LAYERS, MAX_POSITION
+from deltaserve.model.family import MAX_HEADS, MAX_HIDDEN, MAX_LAYERS, MAX_POSITION, Family, GgufForm
 from deltaserve.model.fields import Fields, shown
 from deltaserve.model.formats.gguf_header import GgufHeader
+from deltaserve.model.known_families import families
 
-ARCHITECTURES = {
-    "llama": ("LlamaForCausalLM", "llama"),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-    "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
-}
-"""Value of general.architecture |-> class and model_type that config.json would name."""
 TABLE = "token_embd.weight"
 TURN_ENDS = frozenset(
     {
@@ -64,13 +58,6 @@ _READ = frozenset(
     }
 )
 """Keys below the architecture's name that are used."""
-_GEMMA3_READ = frozenset({"attention.sliding_window", "rope.freq_base_swa"})
-"""Keys that are read for Gemma 3 beside those of all families."""
-_GEMMA3_PERIOD = 6
-"""Every sixth layer sees everything; no key says so, nor that the others' rotary embedding is never scaled."""
-_GEMMA3_LOCAL_THETA = 10000.0
-_GEMMA3_27B_LAYERS = 62
-"""Layers of the one size whose softmax is scaled by another number than the heads' size; no key says so, either."""
 _IDLE = frozenset({"tensor_data_layout", "rope.scaling.finetuned"})
 """Keys that change nothing."""
 _ONLY: Mapping[str, object] = {
@@ -96,7 +83,7 @@ _SAMPLING = {
 
 @dataclass(frozen=True, slots=True)
 class ArchFields:
-    """Typed reading of the keys `llama.NAME` or `qwen3.NAME`."""
+    """Typed reading of the keys `ARCHITECTURE.NAME`."""
 
     metadata: Fields
     arch: str
@@ -109,12 +96,7 @@ class ArchFields:
         return self.metadata.values.get(f"{self.arch}.{name}")
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        """Some converters list one number per layer: those must be equal."""
-        key = f"{self.arch}.{name}"
-        value = self.metadata.values.get(key)
-        if isinstance(value, list) and value and all(each == value[0] for each in value):
-            return Fields({key: value[0]}, self.metadata.where).integer(key, low, high)
-        return self.metadata.integer(key, low, high, default)
+        return self.metadata.integer(f"{self.arch}.{name}", low, high, default)
 
     def positive(self, name: str, default: float | None = None) -> float:
         return self.metadata.positive(f"{self.arch}.{name}", default)
@@ -125,11 +107,11 @@ class ArchFields:
     def error(self, name: str, expected: str) -> ConfigError:
         return self.metadata.error(f"{self.arch}.{name}", expected)
 
-    def refuse_unknown(self) -> None:
-        """A key that nobody here knows may change what the model computes."""
+    def refuse_unknown(self, also_read: Collection[str]) -> None:
+        """Refuse a key that nobody here knows: it may change what the model computes."""
         for key, value in self.metadata.values.items():
             arch, _, name = key.partition(".")
-            if arch != self.arch or (arch == "gemma3" and name in _GEMMA3_READ):
+            if arch != self.arch or name in also_read:
                 continue
             if name in _ONLY:
                 if value != _ONLY[name]:
@@ -142,9 +124,10 @@ class ArchFields:
 def config_values(header: GgufHeader, rope_factors: tuple[float, ...] | None) -> dict[str, Any]:
     """`rope_factors`: the file's divisors of the rotary frequencies. Raises ConfigError naming file and key."""
     metadata = Fields(dict(header.metadata), header.file)
-    arch = _architecture(metadata)
-    fields = ArchFields(metadata, arch)
-    fields.refuse_unknown()
+    family, form = gguf_family(metadata)
+    ArchFields(metadata, form.architecture).refuse_unknown(form.keys)
+    metadata = _one_for_all_layers(metadata, form.architecture)
+    fields = ArchFields(metadata, form.architecture)
     hidden = fields.integer("embedding_length", 1, MAX_HIDDEN)
     heads = fields.integer("attention.head_count", 1, MAX_HEADS)
     head_dim = fields.integer("attention.key_length", 2, MAX_HEADS, default=max(2, hidden // heads))
@@ -153,10 +136,9 @@ def config_values(header: GgufHeader, rope_factors: tuple[float, ...] | None) ->
             raise fields.error(name, f"{head_dim}, as many as keys have")
     vocab_size = _vocab_size(header)
     names = {tensor.name for tensor in header.tensors}
-    architecture, model_type = ARCHITECTURES[arch]
     values = {
-        "architectures": [architecture],
-        "model_type": model_type,
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
         "dtype": _dtype(header),
         "vocab_size": vocab_size,
         "hidden_size": hidden,
@@ -173,26 +155,14 @@ def config_values(header: GgufHeader, rope_factors: tuple[float, ...] | None) ->
         "tie_word_embeddings": "output.weight" not in names,
         "eos_token_id": end_ids(metadata, vocab_size),
     }
-    return values | _gemma3(fields, values) if arch == "gemma3" else values
+    return {**values, **form.fields(metadata, values)}
 
 
-def _gemma3(fields: ArchFields, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that only this architecture has. Its files hold norms with 1 added."""
-    num_layers, head_dim = values["num_hidden_layers"], values["head_dim"]
-    if num_layers == _GEMMA3_27B_LAYERS:
-        head_dim = values["hidden_size"] // values["num_attention_heads"]
-    kinds = ("sliding_attention" if (layer + 1) % _GEMMA3_PERIOD else "full_attention" for layer in range(num_layers))
-    local_theta = fields.positive("rope.freq_base_swa", _GEMMA3_LOCAL_THETA)
-    return {
-        "layer_types": list(kinds),
-        "sliding_window": fields.integer("attention.sliding_window", 1, MAX_POSITION),
-        "query_pre_attn_scalar": head_dim,
-        "rope_parameters": {
-            "full_attention": values["rope_parameters"],
-            "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
-        },
-        ZERO_CENTRED: False,
-    }
+def _one_for_all_layers(metadata: Fields, arch: str) -> Fields:
+    """Some converters list one number per layer: where those are equal, it is that number."""
+    lists = {key: value for key, value in metadata.values.items() if key.startswith(f"{arch}.") and value}
+    equal = {key: value[0] for key, value in lists.items() if isinstance(value, list) and len({*map(str, value)}) == 1}
+    return Fields({**metadata.values, **equal}, metadata.where)
 
 
 def generation_values(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,15 +199,17 @@ CONTROL, UNUSED = 3, 5
 """Values of tokenizer.ggml.token_type for control tokens and unused ones."""
 
 
-def _architecture(metadata: Fields) -> str:
+def gguf_family(metadata: Fields) -> tuple[Family, GgufForm]:
+    """The family of a file, and how such files hold it. Raises ConfigError for a file of no model that is served."""
     arch = metadata.text("general.architecture")
-    if arch not in ARCHITECTURES:
-        raise metadata.error("general.architecture", "one of " + ", ".join(ARCHITECTURES))
+    known = {family.gguf.architecture: (family, family.gguf) for family in families() if family.gguf is not None}
+    if arch not in known:
+        raise metadata.error("general.architecture", "one of " + ", ".join(known))
     if metadata.text("general.type", "model") != "model":
         raise metadata.error("general.type", "model")
     if metadata.integer("split.count", 0, 1 << 16, default=1) > 1:
         raise metadata.error("split.count", "1: a model in several files is not read; join them with gguf-split")
-    return arch
+    return known[arch]
 
 
 def _vocab_size(header: GgufHeader) -> int:

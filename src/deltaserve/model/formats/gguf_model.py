@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deltaserve.core.errors import ConfigError
-from deltaserve.model.family import MAX_HEADS
+from deltaserve.model.family import MAX_HEADS, GgufForm
 from deltaserve.model.fields import Fields
-from deltaserve.model.formats.gguf_config import config_values, generation_values
+from deltaserve.model.formats.gguf_config import config_values, generation_values, gguf_family
 from deltaserve.model.formats.gguf_header import GgufHeader, GgufTensor, read_header
 from deltaserve.model.source import TensorHeader
 
@@ -29,12 +29,6 @@ _LAYER_PARTS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_GEMMA3_PARTS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-"""Where files of the gemma3 architecture differ, or have more."""
 _TABLES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -81,29 +75,32 @@ class GgufModel:
 
     def named(self) -> Iterator[tuple[str, GgufTensor]]:
         """(name in a Hugging Face folder, tensor). Raises ConfigError for a tensor that no supported model has."""
+        parts = {**_LAYER_PARTS, **self._form.parts}
         for tensor in self.header.tensors:
             if tensor.name != ROPE_FACTORS:
-                yield self._folder_name(tensor.name), tensor
+                yield self._folder_name(tensor.name, parts), tensor
 
     def interleaved_heads(self) -> Mapping[str, int]:
         """Tensor of this file |-> heads in it, where the two channels that RoPE turns together lie side by side.
 
-        Files of the llama architecture have queries and keys so; a Hugging Face folder has them D/2 apart.
+        Some architectures' files have queries and keys so; a Hugging Face folder has them D/2 apart.
         """
-        fields = self.config()
-        if fields.text("model_type") != "llama":
+        if not self._form.pairs_rows:
             return {}
+        fields = self.config()
         num_heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
         heads = {part: fields.integer(name, 1, MAX_HEADS) for part, name in num_heads.items()}
         matches = (_LAYER_NAME.fullmatch(tensor.name) for tensor in self.header.tensors)
         return {found[0]: heads[found[2]] for found in matches if found and found[2] in heads}
 
-    def _folder_name(self, name: str) -> str:
+    @property
+    def _form(self) -> GgufForm:
+        return gguf_family(Fields(dict(self.header.metadata), self.header.file))[1]
+
+    def _folder_name(self, name: str, parts: Mapping[str, str]) -> str:
         if name in _TABLES:
             return _TABLES[name]
         found = _LAYER_NAME.fullmatch(name)
-        is_gemma3 = self.header.metadata.get("general.architecture") == "gemma3"
-        parts = _LAYER_PARTS | _GEMMA3_PARTS if is_gemma3 else _LAYER_PARTS
         if found is None or found[2] not in parts:
             raise ConfigError(f"{self.header.file}: tensor {name[:80]!r} is of no supported model")
         return f"model.layers.{found[1]}.{parts[found[2]]}.{found[3]}"
