@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.paired import Ratio, Times, take_turns
 from deltaserve.compute.attention.attention import Batch, Query, Shared
-from deltaserve.compute.attention.native_attention import NativeAttention
+from deltaserve.compute.attention.native.native_attention import NativeAttention
 from deltaserve.compute.attention.reference.torch_attention import TorchAttention
 from deltaserve.compute.memory.element_conversion import torch_dtype
 from deltaserve.compute.memory.kv_pool import KvPool

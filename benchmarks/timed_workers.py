@@ -21,7 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 from deltaserve.cli.main import main
-from deltaserve.compute.attention.native_attention import NativeAttention, NativeStep
+from deltaserve.compute.attention.native.native_attention import NativeAttention, NativeStep
 from deltaserve.compute.attention.reference.torch_attention import TorchAttention, TorchStep
 from deltaserve.compute.executor.runner import TorchExecutor
 from deltaserve.compute.layers import decoder, delta_net

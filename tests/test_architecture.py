@@ -37,8 +37,9 @@ ROOMS = {
 """package -> its folders, floor above floor as the packages are; "" is the package's own files. In the other packages a
 folder is a branch, and the package's own files name their branches: there only cycles of files are forbidden."""
 
-BRANCHES = {"transports", "commands"}
-"""Packages whose folders are branches of one kind: their files may bear the same names, which the folder explains."""
+BRANCHES = ("transports/", "commands/", "compute/attention")
+"""Packages, and rooms, whose folders are branches of one kind: their files may bear the same names, which the folder
+explains."""
 
 PURE_PACKAGES = {"core", "control", "settings", "sim"}
 IMPURE_ROOMS = {"core.files", "settings.flags"}
@@ -63,8 +64,8 @@ VENDOR_FILES = {
 """Vendor library -> word that must occur in the module name that imports it."""
 RUN_TIME_IMPORTS = {"__import__", "import_module", "importlib.import_module"}
 LAZY_IMPORTS: dict[str, str] = {
-    "deltaserve.compute.attention.attention_choice": "triton, flashinfer are optional; triton asks, once imported, who "
-    "interprets",
+    "deltaserve.compute.attention.attention_choice": "what a backend computes with is optional, and asks once imported",
+    "deltaserve.compute.attention.registry": "a branch is imported by the name in its line of core/branches.py",
     "deltaserve.commands.bench.sweep_chart": "matplotlib is optional, and only a sweep that draws needs it",
     "deltaserve.server.dialects.registry": "a table names the dialects, so that one is a file and a line",
     "deltaserve.model.drafts.draft_algorithm": "a branch is imported by the name in its line of core/branches.py",
@@ -305,7 +306,7 @@ def shared_names(modules: Sequence[Module]) -> set[str]:
         for node in module.tree.body:
             if isinstance(node, ast.ClassDef):
                 owners[node.name].add(folder)
-        if not module.is_init and module.package not in BRANCHES:
+        if not module.is_init and not folder.startswith(BRANCHES):
             owners[module.name.rpartition(".")[2] + ".py"].add(folder)
     return {name for name, packages in owners.items() if len(packages) > 1}
 

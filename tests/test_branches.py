@@ -29,7 +29,13 @@ ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 TABLE = Path("src/deltaserve/core/branches.py")
 
-KINDS: dict[str, Mapping[str, Branch]] = {"TRANSPORTS": branches.TRANSPORTS, "FAMILIES": branches.FAMILIES}
+KINDS: dict[str, Mapping[str, Branch]] = {
+    "TRANSPORTS": branches.TRANSPORTS,
+    "FAMILIES": branches.FAMILIES,
+    "ATTENTION": branches.ATTENTION,
+}
+TRUNK = {"torch"}
+"""The attention backend that runs anywhere, and that others are compared with when they are opened."""
 
 
 class Case(NamedTuple):
@@ -46,17 +52,27 @@ class Case(NamedTuple):
         return file if self.kind == "FAMILIES" else file.parent
 
 
-CASES = [Case(kind, name, branch.module) for kind, table in KINDS.items() for name, branch in table.items()]
+CASES = [
+    Case(kind, name, branch.module)
+    for kind, table in KINDS.items()
+    for name, branch in table.items()
+    if name not in TRUNK
+]
 
 FAMILIES = [case for case in CASES if case.kind == "FAMILIES"]
 
-ORDINARY_WORDS = {"local", "llama"}
+ORDINARY_WORDS = {"local", "llama", "native"}
 """Names that mean other things as well: looked for are strings that are the name, and the folder's path."""
 EXCEPTIONS = {
     ("llama", "deltaserve/server/text/gguf_text.py"): "a kind of tokenizer in GGUF files of many families",
     ("gpt_oss", "deltaserve/settings/flags/foreign.py"): "values of other servers' flags",
     ("local", "deltaserve/control/engine/status.py"): "a state of a request, computed on this worker alone",
     ("mooncake", "deltaserve/settings/flags/foreign.py"): "a flag of another server",
+    ("triton", "deltaserve/settings/flags/foreign.py"): "flags of another server",
+    ("flashinfer", "deltaserve/settings/flags/foreign.py"): "flags of another server",
+    ("triton", "deltaserve/compute/attention/triton_merge.py"): "the language of the kernel, for all who merge results",
+    ("triton", "deltaserve/compute/attention/flashinfer/flashinfer_attention.py"): "the file of that kernel",
+    ("triton", "deltaserve/compute/attention/opening.py"): "a variable of that language's interpreter",
 }
 """Where a branch's name stands all the same, and why. May only shrink."""
 
@@ -288,6 +304,17 @@ def test_with_one_family_left_a_server_answers(tmp_path: Path) -> None:
     answer_of(tree, tmp_path / "run")
 
 
+ATTENTION = [case for case in CASES if case.kind == "ATTENTION"]
+
+
+@pytest.mark.parametrize("case", ATTENTION, ids=by_name)
+def test_without_an_attention_backend_another_computes(case: Case, tmp_path: Path) -> None:
+    tree = without(case, tmp_path / "tree")
+    left = "|".join(("auto", *(name for name in branches.ATTENTION if name != case.name)))
+    assert f"--attention-backend {left}" in python(tree, "-m", "deltaserve", "serve", "--help-all").stdout
+    answer_of(tree, tmp_path / "run")
+
+
 # ---------------------------------------------------------------- one more
 
 
@@ -305,34 +332,60 @@ for check in CHECKS:
     world.close()
 print(f"conforms: {len(CHECKS)} checks")
 """
+COMPUTES = """
+import torch
+from deltaserve.compute.attention.attention_choice import make_attention
+from deltaserve.compute.attention.opening import self_test_error
+from deltaserve.compute.memory.kv_pool import KvPool
+from deltaserve.compute.memory.page_table import PageTable
+from deltaserve.core.layout.dtype import DType
+from deltaserve.core.layout.spec import CacheSpec, PageGroup
+
+pool = KvPool(CacheSpec(16, (PageGroup("kv", 1, 2, 64, DType.FLOAT32),)), (4,), torch.device("cpu"))
+made = []
+def make(*place):
+    made.append(type(make_attention("tin", None, *place)).__module__)
+    return make_attention("tin", None, *place)
+print(self_test_error(pool.page_arenas[0], 8, torch.float32, make), *made)
+"""
 
 
-def with_tin(to: Path) -> Path:
-    """A copy with a further transport: the code of one that there is, under another name. What is counted is what it
-    takes to add it."""
+def with_tin(table: str, package: Path, origin: str, name: str, to: Path) -> Path:
+    """A copy with a further branch: the code of one that there is, under another name. What is counted is what it takes
+    to add it."""
     copied(to)
-    package = to / "src" / "deltaserve" / "transports"
-    shutil.copytree(package / "local", package / "tin", ignore=shutil.ignore_patterns("__pycache__"))
-    for path in (package / "tin").glob("*.py"):
-        text = path.read_text().replace("deltaserve.transports.local", "deltaserve.transports.tin")
-        path.write_text(text.replace('"local"', '"tin"'))
-    table = (to / TABLE).read_text()
-    line = '        "tin": Branch("deltaserve.transports.tin.kind"),\n'
-    (to / TABLE).write_text(table.replace('        "nixl":', f'{line}        "nixl":', 1))
+    shutil.copytree(to / package / origin, to / package / "tin", ignore=shutil.ignore_patterns("__pycache__"))
+    module = ".".join(package.parts[1:])
+    for path in (to / package / "tin").glob("*.py"):
+        text = path.read_text().replace(f"{module}.{origin}", f"{module}.tin")
+        path.write_text(text.replace(f'"{name}"', '"tin"'))
+    text = (to / TABLE).read_text()
+    start = text.index("        ", text.index(f"\n{table}:"))
+    (to / TABLE).write_text(f'{text[:start]}        "tin": Branch("{module}.tin.kind"),\n{text[start:]}')
+    compared = filecmp.dircmp(ROOT / package, to / package)
+    assert compared.right_only == ["tin"]
+    changed = [path for path in SRC.rglob("*.py") if path.read_text() != (to / path.relative_to(ROOT)).read_text()]
+    assert changed == [ROOT / TABLE]
+    assert len((to / TABLE).read_text().splitlines()) == len((ROOT / TABLE).read_text().splitlines()) + 1
     return to
 
 
 def test_a_transport_costs_a_folder_and_a_line(tmp_path: Path) -> None:
     """It conforms, is in --help, and moves the pages of a server that is asked for it."""
-    tree = with_tin(tmp_path / "tree")
-    compared = filecmp.dircmp(SRC / "deltaserve" / "transports", tree / "src" / "deltaserve" / "transports")
-    assert compared.right_only == ["tin"]
-    changed = [path for path in SRC.rglob("*.py") if path.read_text() != (tree / path.relative_to(ROOT)).read_text()]
-    assert changed == [ROOT / TABLE]
-    assert len((tree / TABLE).read_text().splitlines()) == len((ROOT / TABLE).read_text().splitlines()) + 1
+    tree = with_tin("TRANSPORTS", Path("src/deltaserve/transports"), "local", "local", tmp_path / "tree")
     conforms = python(tree, "-c", CONFORMS)
     assert re.fullmatch(r"conforms: \d\d checks\n", conforms.stdout), conforms.stderr
     told = python(tree, "-m", "deltaserve", "serve", "--help-all").stdout
-    assert "--disaggregation-transfer-backend auto|local|tin|nixl|mooncake" in told
+    assert "--disaggregation-transfer-backend auto|tin|local|nixl|mooncake" in told
     said = answer_of(tree, tmp_path / "run", "--disaggregation-transfer-backend", "tin")
     assert "pages move by tin" in said
+
+
+def test_an_attention_backend_costs_a_folder_and_a_line(tmp_path: Path) -> None:
+    """It computes what the reference does, is in --help, and a server that is asked for it answers."""
+    tree = with_tin("ATTENTION", Path("src/deltaserve/compute/attention"), "reference", "torch", tmp_path / "tree")
+    computes = python(tree, "-c", COMPUTES)
+    assert computes.stdout == "0.0 deltaserve.compute.attention.tin.torch_attention\n", computes.stderr
+    told = python(tree, "-m", "deltaserve", "serve", "--help-all").stdout
+    assert "--attention-backend auto|tin|native|triton|torch|flashinfer" in told
+    answer_of(tree, tmp_path / "run", "--attention-backend", "tin")

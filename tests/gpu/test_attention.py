@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from deltaserve.compute.attention.attention import Batch
-from deltaserve.compute.attention.attention_choice import AttentionChoice, make_attention
+from deltaserve.compute.attention.attention_choice import make_attention
 from deltaserve.compute.memory.kv_pool import KvPool
 from deltaserve.compute.memory.page_table import PageTable
 from deltaserve.core.layout.dtype import DType
@@ -85,7 +85,7 @@ def test_sharing_keeps_bits(dtype: DType, kv_dtype: DType, window_len: int | Non
     check_sharing_keeps_bits(shape, lens, [0] + [256 - 64 * (row % 3) for row in range(1, 21)], [1] * 21)
 
 
-def make(choice: AttentionChoice, dtype: DType) -> str:
+def make(choice: str, dtype: DType) -> str:
     pool = KvPool(CacheSpec(16, (PageGroup("kv", 1, 2, 64, dtype),)), (4,), torch.device("cuda"))
     return type(make_attention(choice, None, pool, PageTable(1, 2, 4), (8,))).__name__
 

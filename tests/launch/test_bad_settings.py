@@ -87,7 +87,7 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     (
         "serve",
         [M, "--attention-backend", "fa2"],
-        ("--attention-backend 'fa2'", "auto, native, torch, triton, flashinfer"),
+        ("--attention-backend 'fa2'", "auto, native, triton, torch, flashinfer"),
     ),
     ("serve", [M, "--cuda-graph-max-bs", "0"], ("--cuda-graph-max-bs 0", "from 1 to 65536")),
     ("serve", [M, "--verify", "md5"], ("--verify 'md5'", "off, crc")),

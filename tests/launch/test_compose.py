@@ -110,7 +110,7 @@ def test_who_may_borrow_cores_needs_to_know_when_all_others_compute(
     num_threads: tuple[int, int],
     is_shared: bool,
 ) -> None:
-    for name, value in (("usable_cores", 13), ("counts_waits", True), ("native_problem", None)):
+    for name, value in (("usable_cores", 13), ("counts_waits", True), ("library_problem", None)):
         monkeypatch.setattr(compose, name, lambda *_, value=value: value)
     model = Path(__file__).parents[2] / "models/recall-micro"
     settings = Settings.model_validate({"model": {"model_path": str(model), "device": "cpu"}, "scheduling": flags})

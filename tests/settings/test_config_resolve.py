@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltaserve.compute.attention.registry import attention_kinds
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
@@ -48,7 +49,7 @@ MODEL = ModelFacts(
 
 def machine_of(**facts: Any) -> MachineFacts:
     """Facts of a worker that may have peers elsewhere."""
-    return MachineFacts(**{"transports": transport_facts(), **facts})
+    return MachineFacts(**{"transports": transport_facts(), "attention": attention_kinds(), **facts})
 
 
 MACHINE = machine_of(device="cpu", num_cores=8, free_bytes=4096 * MIB)

@@ -18,6 +18,8 @@ class Branch(NamedTuple):
     """Setting |-> words of --help about this branch's part in it."""
     automatic: str | None = None
     """When an automatic choice takes it, for --help: empty: always. None: only where nothing before it is left."""
+    known_as: tuple[str, ...] = ()
+    """Values of other servers' flag that mean it."""
 
 
 def helped(branches: Mapping[str, Branch], setting: str) -> str:
@@ -84,6 +86,28 @@ DRAFTS: Mapping[str, Branch] = MappingProxyType(
     }
 )
 """Draft algorithms: who guesses at the tokens that come next."""
+
+
+ATTENTION: Mapping[str, Branch] = MappingProxyType(
+    {
+        "native": Branch("deltaserve.compute.attention.native.kind", automatic="on a CPU"),
+        "triton": Branch(
+            "deltaserve.compute.attention.triton.kind",
+            {"disable_cuda_graph": "its steps can be recorded"},
+            "on a GPU",
+            ("TRITON_ATTN",),
+        ),
+        "torch": Branch(
+            "deltaserve.compute.attention.reference.kind", automatic="", known_as=("torch_native", "TORCH_SDPA")
+        ),
+        "flashinfer": Branch(
+            "deltaserve.compute.attention.flashinfer.kind",
+            {"attention_backend": "on GPUs, promises no equal bits where requests share a prefix"},
+            known_as=("FLASHINFER",),
+        ),
+    }
+)
+"""Attention backends. The one that an automatic choice takes always is compared with the others at their start."""
 
 
 def branch_help(branches: Mapping[str, Branch], setting: str) -> tuple[str, ...]:

@@ -15,10 +15,11 @@ from random import Random
 import msgspec
 import psutil
 
+from deltaserve.compute.attention.registry import attention_kinds
 from deltaserve.compute.executor.core_waits import counts_waits
 from deltaserve.compute.executor.scratch import scratch_bytes
 from deltaserve.compute.native.core_share import CoreShare
-from deltaserve.compute.native.native_library import NativeLibrary, NativeUnavailable
+from deltaserve.compute.native.native_library import library_problem
 from deltaserve.control.engine.api import InstanceOptions
 from deltaserve.control.transfer.staging import StagingMode
 from deltaserve.core.errors import ConfigError
@@ -197,7 +198,16 @@ def machine_facts(settings: Settings, num_ranks: int) -> MachineFacts:
     if device == "cuda":
         gpus = _gpu_bytes(os.environ.get("CUDA_VISIBLE_DEVICES"))[:num_ranks]
         free, total = (min(sizes) for sizes in zip(*gpus, strict=True))
-        return MachineFacts(device, cores, free, num_ranks, len(gpus), total, transports=transport_facts())
+        return MachineFacts(
+            device,
+            cores,
+            free,
+            num_ranks,
+            len(gpus),
+            total,
+            transports=transport_facts(),
+            attention=attention_kinds(),
+        )
     free, total = cpu_bytes()
     return MachineFacts(
         device,
@@ -207,9 +217,10 @@ def machine_facts(settings: Settings, num_ranks: int) -> MachineFacts:
         1,
         total,
         slow_dtypes(read_cpuinfo()),
-        native_problem=native_problem(),
+        native_problem=library_problem(),
         counts_waits=counts_waits(),
         transports=transport_facts(),
+        attention=attention_kinds(),
     )
 
 
@@ -221,15 +232,6 @@ def transport_facts(in_one_serve: bool = False) -> dict[str, TransportFacts]:
         )
         for kind in transport_kinds()
     }
-
-
-def native_problem() -> str | None:
-    """Why the native library cannot compute in this process and its children."""
-    try:
-        NativeLibrary()
-    except NativeUnavailable as error:
-        return str(error)
-    return None
 
 
 def _visible_device() -> Device:

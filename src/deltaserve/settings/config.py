@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 
-from deltaserve.core.branches import DRAFTS, TRANSPORTS, automatic_help, branch_help
+from deltaserve.core.branches import ATTENTION, DRAFTS, TRANSPORTS, automatic_help, branch_help
 from deltaserve.core.quantization import Quantization
 from deltaserve.core.sampling import SamplingSource
 
@@ -67,6 +67,7 @@ PageSize = Annotated[
 ]
 TransferBackend = Annotated[str, BranchWords(("auto", *TRANSPORTS))]
 DraftAlgorithm = Annotated[str, BranchWords(("off", *DRAFTS))]
+Attention = Annotated[str, BranchWords(("auto", *ATTENTION))]
 KvDtype = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
 Drafts = Annotated[int, Field(ge=1, le=15, description="an integer from 1 to 15")]
 """Guesses that one row may have verified in a step: with its last token they are a short extend."""
@@ -304,18 +305,27 @@ class SchedulingSettings(Group):
         commands=COMPUTING,
         use="rare",
     )
-    attention_backend: Literal["auto", "native", "torch", "triton", "flashinfer"] = option(
+    attention_backend: Attention = option(
         "auto",
-        "what computes attention and, on a CPU, norms and small products; auto is native on a CPU and triton on a GPU "
-        "where they are there and pass their test, or else torch; flashinfer, on GPUs, promises no equal bits where "
-        "requests share a prefix",
+        "; ".join(
+            (
+                "what computes attention and, on a CPU, norms and small products",
+                *branch_help(ATTENTION, "attention_backend"),
+                f"auto, of those that are there and pass their test: {automatic_help(ATTENTION)}",
+            )
+        ),
         commands=COMPUTING,
         use="rare",
     )
     disable_cuda_graph: bool = option(
         False,
-        "on a GPU: ask for each kernel of each step; otherwise the decode steps of dense models are recorded once for "
-        "each of a few numbers of requests, and replayed (where Triton computes attention, on one rank)",
+        "; ".join(
+            (
+                "on a GPU: ask for each kernel of each step; otherwise the decode steps of dense models are recorded "
+                "once for each of a few numbers of requests, and replayed (on one rank)",
+                *branch_help(ATTENTION, "disable_cuda_graph"),
+            )
+        ),
         commands=COMPUTING,
         use="rare",
     )

@@ -1,10 +1,11 @@
 """resolve(): settings + facts of model and machine -> plain numbers. The only place where "auto" has a meaning."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol
 
+from deltaserve.core.branches import ATTENTION
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
@@ -66,6 +67,25 @@ class TransportFacts:
     """Whether workers like these can have it."""
 
 
+class AttentionFacts(Protocol):
+    """What the choice of an attention backend depends on."""
+
+    @property
+    def devices(self) -> Collection[str]:
+        """Devices that it computes on."""
+        ...
+
+    @property
+    def with_library(self) -> bool:
+        """Whether the native library computes norms and products beside it."""
+        ...
+
+    @property
+    def refuse(self) -> Callable[[str, str, str], str | None]:
+        """(device, type of weights, type of KV) |-> why it does not compute so; None: it does."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
     """What there is to use, measured once, before weights are loaded."""
@@ -88,6 +108,8 @@ class MachineFacts:
     """Whether its kernel tells how long threads wait for a core."""
     transports: Mapping[str, TransportFacts] = field(default_factory=dict)
     """Transports by name, the one that is preferred first."""
+    attention: Mapping[str, AttentionFacts] = field(default_factory=dict)
+    """Attention backends by name, the one that is preferred first."""
     lends_cores: bool = False
     """Whether its workers see which cores the others do not need."""
     core_shares: tuple[int, int] = (1, 0)
@@ -145,13 +167,14 @@ class ResolvedConfig:
     """The checkpoint's type, where float32 was chosen in its place because this CPU has no instructions for it."""
     native_problem: str | None = None
     """Why torch computes on this CPU where the native library was to."""
+    attention: tuple[str, ...] = ()
+    """What --attention-backend auto tries, one after the other."""
 
 
 _LEAST_CONTEXT = 2
 _MEMORY_SHARE = {"cpu": 0.4, "cuda": 0.85}
 _MAX_RUNNING = {"cpu": 32, "cuda": 256}
 _CHUNK_LEN = {"cpu": 512, "cuda": 8192}
-_FIRST_ATTENTION = {"cpu": "native where its library is", "cuda": "triton where it passes its test"}
 _MEAN_SHARE = 0.25
 """Mean prefix as a share of the longest context: a guess that only the split between FULL pages and others goes by."""
 _PAGE_SIZE = 64
@@ -224,7 +247,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         )
     transfer_backend, transfer_tls = _transfer(settings, device, machine.transports)
     dtype, kv_dtype = _dtypes(settings, model, machine.slow_dtypes)
-    _check_attention(settings, device, dtype, kv_dtype)
+    _check_attention(settings, machine, (device, dtype, kv_dtype))
     quantization = _quantization(settings, model, device, dtype, machine)
     page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
     chunk_len = _chunk_len(settings, device, page_size)
@@ -272,6 +295,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         moves_pages=settings.disaggregation.disaggregation_mode != "null",
         widened_from=model.dtype if settings.model.dtype == "auto" and dtype != model.dtype else None,
         native_problem=_native_problem(settings, machine),
+        attention=_automatic_attention(machine, device),
     )
 
 
@@ -310,7 +334,7 @@ def auto_values(settings: Settings, resolved: ResolvedConfig, mode: str) -> dict
         "max_prefill_tokens": resolved.step_len,
         "num_threads": resolved.num_threads,
         "ep_size": "a group for each rank where the experts divide, or else 1",
-        "attention_backend": f"{_FIRST_ATTENTION[resolved.device]}, or else torch",
+        "attention_backend": ", or else ".join(resolved.attention),
         "disaggregation_transfer_backend": resolved.transfer_backend,
         "transfer_tls": resolved.transfer_tls or f"not read: {resolved.transfer_backend} has one way only",
     }
@@ -366,7 +390,7 @@ def _quantization(
     problem = None
     if device != "cpu":
         problem = f"computed on CPUs only, and the device is {device}"
-    elif settings.scheduling.attention_backend in ("torch", "triton", "flashinfer"):
+    elif not _has_library(settings, machine):
         left_out = f"which --attention-backend {settings.scheduling.attention_backend} leaves out"
         problem = f"computed by the native library, {left_out}"
     elif dtype not in _CODE_DTYPES:
@@ -385,19 +409,23 @@ def _dtypes(settings: Settings, model: ModelFacts, slow: frozenset[str] = frozen
     return dtype, dtype if settings.memory.kv_cache_dtype == "auto" else settings.memory.kv_cache_dtype
 
 
-def _check_attention(settings: Settings, device: Device, dtype: str, kv_dtype: str) -> None:
-    """What FlashInfer computes with. Which layers it can compute a worker says that has their pages."""
-    if settings.scheduling.attention_backend != "flashinfer":
-        return
-    problem = None
-    if device != "cuda":
-        problem = f"it computes on GPUs, and the device is {device}"
-    elif dtype == "float32":
-        problem = "it computes in float16 and bfloat16, and --dtype is float32"
-    elif kv_dtype not in (dtype, "fp8_e4m3"):
-        problem = f"--kv-cache-dtype has to be --dtype, here {dtype}, or fp8_e4m3, and is {kv_dtype}"
+def _check_attention(settings: Settings, machine: MachineFacts, types: tuple[Device, str, str]) -> None:
+    """`types`: device, type of weights, type of KV. Which layers it can compute a worker says that has their pages."""
+    asked = settings.scheduling.attention_backend
+    problem = None if asked == "auto" else machine.attention[asked].refuse(*types)
     if problem is not None:
-        raise ConfigError(f"--attention-backend flashinfer: {problem}")
+        raise ConfigError(f"--attention-backend {asked}: {problem}")
+
+
+def _automatic_attention(machine: MachineFacts, device: Device) -> tuple[str, ...]:
+    able = (name for name, facts in machine.attention.items() if device in facts.devices)
+    return tuple(name for name in able if ATTENTION[name].automatic is not None)
+
+
+def _has_library(settings: Settings, machine: MachineFacts) -> bool:
+    """Whether the native library computes where it can: it does unless a backend was asked for that leaves it out."""
+    asked = settings.scheduling.attention_backend
+    return asked == "auto" or machine.attention[asked].with_library
 
 
 def _or_auto(value: int | Literal["auto"], automatic: int) -> int:
@@ -469,7 +497,7 @@ def _native_problem(settings: Settings, machine: MachineFacts) -> str | None:
 def _borrows_cores(settings: Settings, machine: MachineFacts) -> bool:
     """Whether cores are lent; not where others than these workers could keep threads waiting for one, and nobody
     would know."""
-    is_native = machine.native_problem is None and settings.scheduling.attention_backend in ("auto", "native")
+    is_native = machine.native_problem is None and _has_library(settings, machine)
     is_auto = settings.scheduling.num_threads == "auto"
     return machine.lends_cores and machine.device == "cpu" and machine.counts_waits and is_native and is_auto
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.attention.attention import AttentionBackend, Batch, Query, Shared
-from deltaserve.compute.attention.native_attention import NativeAttention
+from deltaserve.compute.attention.native.native_attention import NativeAttention
 from deltaserve.compute.attention.reference.torch_attention import TorchAttention
 from deltaserve.compute.memory.element_conversion import torch_dtype
 from deltaserve.compute.memory.kv_pool import KvPool

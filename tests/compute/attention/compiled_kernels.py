@@ -17,6 +17,7 @@ def compiled_sizes(target: Target) -> list[int]:
     """Bytes of shared memory that partial results take in bfloat16, for short queries and for long ones; of the merges,
     and of storing keys. The last three may be 0."""
     kernels: Any = importlib.import_module("deltaserve.compute.attention.triton.triton_kernels")
+    merges: Any = importlib.import_module("deltaserve.compute.attention.triton_merge")
     attention: Any = importlib.import_module("deltaserve.compute.attention.triton.triton_attention")
     d1, d2 = attention.split_dim(target.head_dim)
     v1, v2 = attention.split_dim(target.value_dim)
@@ -34,7 +35,7 @@ def compiled_sizes(target: Target) -> list[int]:
         found.append(_compiled(kernels.partial_results, types, fixed, target, attention.num_warps(target.head_dim)))
     for has_order, outs in ((False, "*fp32"), (True, "*bf16")):  # of Triton's partial results, of FlashInfer's
         fixed = {**heads, "DV": target.value_dim, "V": 512, "HEADS": 4, "HAS_ORDER": has_order, "HAS_SINKS": True}
-        found.append(_compiled(kernels.merge_results, types | {"outs": outs}, fixed, target, 4))
+        found.append(_compiled(merges.merge_results, types | {"outs": outs}, fixed, target, 4))
     fixed = {"NUM_HEADS": 8, "PAGE_SIZE": 64, "D": target.head_dim, "W": 1024, "ROWS": 2}
     found.append(_compiled(kernels.store_tokens, types, fixed, target, 4))
     return found

@@ -1,18 +1,22 @@
 """Native attention where it works; torch, with one line that says why, where it does not."""
 
+import importlib
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
-from deltaserve.compute.attention import attention_choice
+from deltaserve.compute.attention import attention_choice, opening
 from deltaserve.compute.attention.attention import AttentionBackend
-from deltaserve.compute.attention.attention_choice import AttentionChoice, make_attention, open_native
-from deltaserve.compute.attention.native_attention import NativeAttention
+from deltaserve.compute.attention.attention_choice import make_attention, open_native
+from deltaserve.compute.attention.native import native_attention
+from deltaserve.compute.attention.native.native_attention import NativeAttention
 from deltaserve.compute.attention.reference.torch_attention import TorchAttention
+from deltaserve.compute.attention.registry import attention_kind
 from deltaserve.compute.memory.kv_pool import KvPool
 from deltaserve.compute.memory.page_table import PageTable
 from deltaserve.compute.native.native_library import NativeLibrary, NativeUnavailable
@@ -25,7 +29,7 @@ from tests.compute.attention.triton_process import KernelProcess, interpreting_p
 from tests.compute.native.native_build import compiled_library
 
 
-def make(choice: AttentionChoice, group: PageGroup, num_heads: int = 8) -> AttentionBackend:
+def make(choice: str, group: PageGroup, num_heads: int = 8) -> AttentionBackend:
     pool = KvPool(CacheSpec(16, (group,)), (4,), torch.device("cpu"))
     native = open_native(choice, torch.device("cpu"), 1)
     return make_attention(choice, native, pool, PageTable(1, 2, 4), (num_heads,))
@@ -35,15 +39,13 @@ GROUP = PageGroup("kv", 1, 2, 64, DType.FLOAT32)
 HALF_GROUP = replace(GROUP, dtype=DType.FLOAT16)
 
 
-def no_library() -> NativeLibrary:
+def no_library(library: NativeLibrary) -> None:
     raise NativeUnavailable("there is none")
 
 
 @pytest.mark.parametrize("dtype", list(DType))
 @pytest.mark.parametrize("choice", ["auto", "native"])
-def test_native_passes_its_test_for_every_type(
-    choice: AttentionChoice, dtype: DType, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_native_passes_its_test_for_every_type(choice: str, dtype: DType, caplog: pytest.LogCaptureFixture) -> None:
     library = compiled_library()
     with caplog.at_level(logging.INFO):
         assert isinstance(make(choice, PageGroup("kv", 3, 2, 64, dtype)), NativeAttention)
@@ -56,7 +58,7 @@ def test_torch_when_asked_for() -> None:
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(attention_choice, "NativeLibrary", no_library)
+    monkeypatch.setattr(NativeLibrary, "__init__", no_library)
     with caplog.at_level(logging.INFO):
         assert isinstance(make("auto", GROUP), TorchAttention)
     assert [record.message for record in caplog.records] == ["attention: torch (no native library: there is none)"]
@@ -68,7 +70,7 @@ def test_a_library_that_computes_something_else_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     library = compiled_library()
-    monkeypatch.setattr(attention_choice, "_TOLERANCES", {torch.float32: -1.0})
+    monkeypatch.setattr(native_attention, "TOLERANCES", {torch.float32: -1.0})
     with caplog.at_level(logging.WARNING):
         assert isinstance(make("auto", GROUP), TorchAttention)
     tried = [record.message.split()[4] for record in caplog.records]
@@ -82,7 +84,7 @@ def test_a_slower_instruction_set_where_the_fastest_computes_something_else(
 ) -> None:
     *_, slower, fastest = compiled_library().instruction_sets
     differences = iter((float("nan"), 0.0, 0.0))
-    monkeypatch.setattr(attention_choice, "_self_test_error", lambda *_: next(differences))
+    monkeypatch.setattr(native_attention, "self_test_error", lambda *_: next(differences))
     with caplog.at_level(logging.INFO):
         assert isinstance(make("native", PageGroup("kv", 1, 2, 64, DType.BFLOAT16)), NativeAttention)
     assert [record.message for record in caplog.records] == [
@@ -92,7 +94,7 @@ def test_a_slower_instruction_set_where_the_fastest_computes_something_else(
 
 
 def test_a_missing_file_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_choice, "NativeLibrary", lambda: NativeLibrary(tmp_path / "none.so"))
+    monkeypatch.setattr(NativeLibrary.__init__, "__defaults__", (tmp_path / "none.so",))
     with pytest.raises(ConfigError, match="not compiled"):
         make("native", GROUP)
 
@@ -104,19 +106,23 @@ def test_triton_on_a_cpu_is_refused() -> None:
 
 
 @pytest.mark.parametrize("choice", ["triton", "flashinfer"])
-def test_without_the_package(choice: AttentionChoice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was asked for by name is never left to torch."""
-    backends = attention_choice._GPU_BACKENDS
-    monkeypatch.setitem(backends, choice, replace(backends[choice], module="a_module_that_nobody_has"))
+    kind = replace(attention_kind(choice), module="a_module_that_nobody_has")
+    monkeypatch.setattr(attention_choice, "attention_kind", lambda _: kind)
     with pytest.raises(ConfigError, match=rf"--attention-backend {choice}: No module .*deltaserve\[{choice}\]"):
         make(choice, HALF_GROUP)
 
 
 def test_a_package_that_cannot_be_imported_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def imported(name: str) -> None:
+    imported = importlib.import_module
+
+    def broken(name: str) -> ModuleType:
+        if name.endswith(".kind"):
+            return imported(name)
         raise RuntimeError(f"{name}: versions differ\nat length")
 
-    monkeypatch.setattr("importlib.import_module", imported)
+    monkeypatch.setattr("importlib.import_module", broken)
     with pytest.raises(ConfigError, match=r"flashinfer: importing it ends with RuntimeError: .*: versions differ$"):
         make("flashinfer", HALF_GROUP)
 
@@ -147,7 +153,7 @@ def check_flashinfer() -> None:
             group = PageGroup("kv", 3, 2, 64, dtype, retention)
             assert type(make("flashinfer", group, 4)).__name__ == "FlashInferAttention"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(attention_choice, "_TOLERANCES", {torch.float16: -1.0})
+        patched.setattr(opening, "TOLERANCES", {torch.float16: -1.0})
         with pytest.raises(ConfigError, match="backend flashinfer: its self-test on cpu differs from torch by"):
             make("flashinfer", HALF_GROUP)
     with pytest.MonkeyPatch.context() as patched:
@@ -167,7 +173,7 @@ def check_interpreted() -> None:
         for group in (PageGroup("kv", 3, 2, 64, dtype), PageGroup("kv", 3, 1, 40, dtype, planes=1, latent_dim=32)):
             assert type(make("triton", group, 4)).__name__ == "TritonAttention"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(attention_choice, "_TOLERANCES", {torch.float32: -1.0})
+        patched.setattr(opening, "TOLERANCES", {torch.float32: -1.0})
         with pytest.raises(ConfigError, match="backend triton: its self-test on cpu differs from torch by"):
             make("triton", GROUP)
     with pytest.MonkeyPatch.context() as patched:

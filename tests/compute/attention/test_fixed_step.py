@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.attention.attention import Batch, Query, Shared
-from deltaserve.compute.attention.work_buffer import WorkBuffer, WorkCapacity
+from deltaserve.compute.attention.triton.work_buffer import WorkBuffer, WorkCapacity
 from deltaserve.compute.attention.work_tiles import TileSize, WorkTiles, plan_work
 from deltaserve.compute.executor.step_recorder import StepRecorder
 from deltaserve.core.layout.dtype import DType

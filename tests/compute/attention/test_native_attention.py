@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from deltaserve.compute.attention.attention import Batch, Query
-from deltaserve.compute.attention.native_attention import NativeAttention
+from deltaserve.compute.attention.native.native_attention import NativeAttention
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.rounding import Rounding
 from tests.compute.attention.attention_world import Shape, World, check_against_plain, check_sharing_keeps_bits

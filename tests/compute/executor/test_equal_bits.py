@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.attention_choice import AttentionChoice
 from deltaserve.control.sched.plan import PlanItem, StepResult
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.rounding import Rounding
@@ -43,7 +42,7 @@ def torch_driver(path: Path, dtype: DType, rounding: Rounding) -> Driver:
     return _driver("torch", rounding)(path, dtype=dtype, num_pages=160)
 
 
-def _driver(choice: AttentionChoice, how: Rounding) -> type[Driver]:
+def _driver(choice: str, how: Rounding) -> type[Driver]:
     class Made(Driver):
         attention = choice
         rounding = how

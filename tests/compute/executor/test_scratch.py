@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from deltaserve.compute.attention.attention import Batch, Query
-from deltaserve.compute.attention.scratch_limits import FLASHINFER_BYTES
-from deltaserve.compute.executor.scratch import LOGPROB_POSITIONS, attention_bytes, kernel_bytes, scratch_bytes
+from deltaserve.compute.attention.flashinfer.kind import WRAPPER_BYTES
+from deltaserve.compute.attention.scratch_limits import part_bytes
+from deltaserve.compute.executor.scratch import LOGPROB_POSITIONS, attention_bytes, scratch_bytes
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.shard import Shard
 from deltaserve.model.checkpoint_config import load_spec
@@ -90,7 +91,7 @@ def check_kernels(spec: ModelSpec) -> None:
             world = World(shape, lens)
             world.fill(q_lens)
             world.run(Batch(world.queries(q_lens), 64), 0, world.random_q(sum(q_lens)))
-            assert 0 < world.backend.scratch_bytes <= kernel_bytes(spec, sizes) <= attention_bytes(spec, sizes)
+            assert 0 < world.backend.scratch_bytes <= part_bytes(spec, sizes) <= attention_bytes(spec, sizes)
     world = World(Shape(16, 64, 1, spec.num_kv_heads, 2, spec.head_dim, uses_triton=True), [512] * 4)
     backend: Any = world.backend
     recorded = [backend.fixed_step(Batch(world.queries([1] * rows), 64), rows) for rows in (1, 2, 4)]
@@ -112,8 +113,8 @@ def check_flashinfer(spec: ModelSpec) -> None:
         world = World(shape, lens)
         world.fill(q_lens)
         world.run(Batch(world.queries(q_lens), 64), 0, world.random_q(sum(q_lens)))
-        assert FLASHINFER_BYTES < world.backend.scratch_bytes <= kernel_bytes(spec, sizes) + FLASHINFER_BYTES
-        assert kernel_bytes(spec, sizes) + FLASHINFER_BYTES <= attention_bytes(spec, sizes)
+        assert WRAPPER_BYTES < world.backend.scratch_bytes <= part_bytes(spec, sizes) + WRAPPER_BYTES
+        assert part_bytes(spec, sizes) + WRAPPER_BYTES <= attention_bytes(spec, sizes)
 
 
 @needs_triton

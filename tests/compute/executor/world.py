@@ -12,7 +12,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from deltaserve.compute.attention.attention_choice import AttentionChoice
 from deltaserve.compute.collective.collective import ALONE, Collective, ThreadCollective
 from deltaserve.compute.collective.expert_group import ExpertGroup, Partners
 from deltaserve.compute.executor.runner import ExecutorSizes, TorchExecutor
@@ -55,7 +54,7 @@ class Driver:
     """Rows on scattered pages; counts steps."""
 
     state_dtype = DType.FLOAT32
-    attention: AttentionChoice = "auto"
+    attention: str = "auto"
     expert_group: ExpertGroup | None = None
     quantization: Quantization = "auto"
     rounding = Rounding.OF_QUERY

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from deltaserve.compute.attention.attention import Batch, Query
-from deltaserve.compute.attention.attention_choice import AttentionChoice, make_attention, open_native
+from deltaserve.compute.attention.attention_choice import make_attention, open_native
 from deltaserve.compute.collective.collective import ALONE, Collective, ThreadCollective
 from deltaserve.compute.layers.decoder import Decoder
 from deltaserve.compute.layers.draft_head import Drafted, DraftHead
@@ -64,9 +64,7 @@ class Piece:
 class World:
     """One rank's model, head and pages."""
 
-    def __init__(
-        self, path: Path, spec: ModelSpec, collective: Collective, page_size: int, choice: AttentionChoice
-    ) -> None:
+    def __init__(self, path: Path, spec: ModelSpec, collective: Collective, page_size: int, choice: str) -> None:
         assert spec.draft is not None
         weights = load_weights(path, spec, torch.float32, CPU, collective.shard)
         native = open_native(choice, CPU, 1)
@@ -168,7 +166,7 @@ def prompts() -> list[list[int]]:
     return [[generator.randrange(256) for _ in range(length)] for length in (90, 41)]
 
 
-def check(tiny_models: Path, name: str, collective: Collective, page_size: int, choice: AttentionChoice) -> None:
+def check(tiny_models: Path, name: str, collective: Collective, page_size: int, choice: str) -> None:
     path, spec = drafting(tiny_models, name)
     logits, guesses = drafted(World(path, spec, collective, page_size, choice), prompts())
     for line, (want, want_guesses) in enumerate(wanted(tiny_models, name)):
@@ -178,7 +176,7 @@ def check(tiny_models: Path, name: str, collective: Collective, page_size: int, 
 
 @pytest.mark.parametrize(("page_size", "choice"), [(1, "auto"), (16, "auto"), (64, "torch")])
 @pytest.mark.parametrize("name", HEADS)
-def test_guesses_over_pages(tiny_models: Path, name: str, page_size: int, choice: AttentionChoice) -> None:
+def test_guesses_over_pages(tiny_models: Path, name: str, page_size: int, choice: str) -> None:
     check(tiny_models, name, ALONE, page_size, choice)
 
 

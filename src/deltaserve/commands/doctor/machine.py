@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 import httpx
 
 from deltaserve.commands.bench.http_client import http_client
-from deltaserve.compute.native.native_library import NativeLibrary, NativeUnavailable
+from deltaserve.compute.attention.registry import attention_kinds
 from deltaserve.core.findings import Level, Line
 from deltaserve.core.sizes import size
 from deltaserve.launch.cgroup import read_limits, usable_cores
@@ -40,15 +40,8 @@ def check_software() -> Iterator[Line]:
     for name in _LIBRARIES:
         yield _library(name, Level.FAIL, "a server needs it")
     yield _library(_FOR_VERIFY, Level.OK, "only `deltaserve verify MODEL` needs it: pip install 'deltaserve[verify]'")
-    yield _native_library()
-
-
-def _native_library() -> Line:
-    try:
-        sets = ", ".join(found.name for found in NativeLibrary().instruction_sets)
-    except NativeUnavailable as error:
-        return Line(Level.WARN, "library", f"no native kernels, torch computes in their place, more slowly: {error}")
-    return Line(Level.OK, "library", f"native kernels for {sets}")
+    for kind in attention_kinds().values():
+        yield from kind.checks()
 
 
 def _library(name: str, if_missing: Level, why: str) -> Line:

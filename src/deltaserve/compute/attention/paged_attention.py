@@ -2,12 +2,38 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from deltaserve.compute.attention.attention import Batch, Shared, StepAttention, StepStates
 from deltaserve.compute.attention.torch_states import step_states
+from deltaserve.compute.memory.host_arrays import on_device
 from deltaserve.compute.memory.kv_pool import KvArena, KvPool
 from deltaserve.compute.memory.page_table import PageTable, Table
 from deltaserve.compute.memory.workspace import Workspace
+from deltaserve.compute.native.native_library import NativeContext
+
+
+class BackendUnavailable(Exception):
+    """Why a backend does not compute, in words for an operator."""
+
+
+class PagesInUse(NamedTuple):
+    """What attention is computed over."""
+
+    pool: KvPool
+    tables: PageTable
+    query_heads: Sequence[int]
+    """Query heads of each page group, on this rank."""
+    native: NativeContext | None
+    """What the process computes with natively."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.pool.arenas[0].bytes.device
 
 
 class PagedAttention(ABC):
@@ -54,3 +80,15 @@ class PagedAttention(ABC):
 
     def shared_tokens_read(self, batch: Batch) -> int:
         return sum(max(0, self._num_readers(batch, run) - 1) * (run.end - run.start) for run in batch.shared)
+
+
+def write_slots(arena: KvArena, table: Table, batch: Batch) -> Tensor:
+    """[T * H] int64: where each token of the step is stored, see KvArena.scatter."""
+    page_size = arena.layout.page_size
+    positions = batch.positions()
+    lines = np.repeat([query.line for query in batch.queries], [query.q_len for query in batch.queries])
+    pages = table[lines, positions // page_size].astype(np.int64)[:, None]  # [T, 1]
+    heads = np.arange(arena.layout.num_heads)  # [H]
+    rows = pages * arena.rows_per_page + heads * arena.rows_per_head
+    slots = rows * page_size + (positions % page_size)[:, None]
+    return on_device(slots.reshape(-1), arena.bytes.device)

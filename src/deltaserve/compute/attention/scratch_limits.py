@@ -1,5 +1,8 @@
 """What bounds the scratch memory of attention and recurrent layers. No torch: the launcher counts it."""
 
+from deltaserve.model.model_spec import ModelSpec
+from deltaserve.settings.resolve import StepSizes
+
 TILE_ROWS = 8
 """The GQA heads of one decoding row in most models; smaller tiles make many readers of a split slower."""
 MAX_TILED_LEN = 16
@@ -7,10 +10,8 @@ MAX_TILED_LEN = 16
 MAX_TILED_PARTS = 64
 """Partial results (positions times splits) of a query of several positions that is computed in tiles."""
 MAX_PIECE_RESULTS = 128
-"""Partial results (positions times pieces of keys) of a query of several positions in Triton's kernels, unless it has
+"""Partial results (positions times pieces of keys) of a query of several positions in kernels for GPUs, unless it has
 more positions: those are one piece then."""
-FLASHINFER_BYTES = 2 * (10 << 20)
-"""Bytes of FlashInfer's two wrappers of a page group: plans of 8 MiB, lengths of requests, and a workspace of 1 MiB."""
 BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}
 """Keys of one block of tiles, and scores of one pass, in float32. On the CPU about the size of a core's L2 cache."""
 MAX_POSITIONS = 1024
@@ -25,3 +26,13 @@ CHUNK_LEN = 64
 """Tokens of a recurrent layer that are computed together."""
 CHUNKS_AT_ONCE = 8
 """Chunks of one request whose triangular systems are solved together. More need memory and gain nothing."""
+
+
+def part_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
+    """Bytes of partial results in float32, of decoding rows by split and of others by piece, and of the work list."""
+    rows, splits = sizes.max_rows, sizes.context_len // sizes.split_tokens + 2
+    results = rows * max(MAX_PIECE_RESULTS, splits) + sizes.step_len
+    per_result = spec.num_heads * (spec.head_dim + 1) * 4
+    tiles = results * -(-spec.num_heads // (16 * spec.num_kv_heads)) * 8
+    pages = (rows + 1) * (sizes.context_len // sizes.page_size + 1)
+    return results * per_result + (tiles + pages + 4 * (sizes.step_len + rows)) * 4

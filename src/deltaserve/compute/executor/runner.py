@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.attention_choice import AttentionChoice, make_attention, open_native
+from deltaserve.compute.attention.attention_choice import make_attention, open_native
 from deltaserve.compute.collective.expert_group import Partners
 from deltaserve.compute.executor.inputs import StepInputs, num_draws, step_inputs
 from deltaserve.compute.executor.launched import AtOnce, DrawingItem, Launched, StepClock
@@ -67,7 +67,7 @@ class ExecutorSizes:
     """Threads that compute even where more would wait for cores; at most `num_threads`."""
     core_share: CoreShare | None = None
     """Which threads compute only on cores where nobody else does; None: none of them. With the native library."""
-    attention_backend: AttentionChoice = "auto"
+    attention_backend: str = "auto"
     rounding: Rounding = Rounding.OF_QUERY
     sharing: Sharing = Sharing.PRIVATE
     """Who else maps the memory of the pages."""

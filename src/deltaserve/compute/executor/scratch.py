@@ -1,19 +1,7 @@
 """How much memory a step takes beside weights and pages, at most. No torch: the launcher asks first."""
 
-from deltaserve.compute.attention.scratch_limits import (
-    BLOCK_BYTES,
-    CAUSAL_POSITIONS,
-    CHUNK_LEN,
-    CHUNKS_AT_ONCE,
-    FLASHINFER_BYTES,
-    MAX_KEYS,
-    MAX_PIECE_RESULTS,
-    MAX_POSITIONS,
-    MAX_TILED_LEN,
-    MAX_TILED_PARTS,
-    SCORE_BYTES,
-    TILE_ROWS,
-)
+from deltaserve.compute.attention.registry import attention_kinds
+from deltaserve.compute.attention.scratch_limits import CHUNK_LEN, CHUNKS_AT_ONCE
 from deltaserve.compute.executor.recordable_models import why_not_recordable
 from deltaserve.model.model_spec import DraftSpec, ModelSpec
 from deltaserve.settings.resolve import StepSizes
@@ -21,7 +9,6 @@ from deltaserve.settings.resolve import StepSizes
 LOGPROB_POSITIONS = 64
 """Prompt positions whose logits [n, V] exist at once."""
 _FLOAT = 4
-_INDEX = 4
 _LOGIT_COPIES = 5
 """Logits, their scaled form, probabilities, and what a rule makes of them."""
 
@@ -35,24 +22,8 @@ def scratch_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
 
 
 def attention_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Bytes of attention by whichever backend needs most."""
-    reference = _tiled(spec, sizes) + _long(spec, sizes)
-    if sizes.device == "cpu":
-        return reference
-    return max(reference, kernel_bytes(spec, sizes) + len(spec.windows) * FLASHINFER_BYTES)
-
-
-def kernel_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Bytes of Triton's kernels: partial results, of decoding rows by split and of others by piece, and the work list.
-
-    FlashInfer's have no more partial results, with their queries beside them, both in 16 bits.
-    """
-    rows, splits = sizes.max_rows, sizes.context_len // sizes.split_tokens + 2
-    results = rows * max(MAX_PIECE_RESULTS, splits) + sizes.step_len
-    per_result = spec.num_heads * (spec.head_dim + 1) * _FLOAT
-    tiles = results * -(-spec.num_heads // (16 * spec.num_kv_heads)) * 8
-    pages = (rows + 1) * (sizes.context_len // sizes.page_size + 1)
-    return results * per_result + (tiles + pages + 4 * (sizes.step_len + rows)) * _INDEX
+    """Bytes of attention by whichever backend of the device needs most."""
+    return max(kind.scratch(spec, sizes) for kind in attention_kinds().values() if sizes.device in kind.devices)
 
 
 def _activations(spec: ModelSpec, num_tokens: int) -> int:
@@ -102,24 +73,3 @@ def _recurrent(spec: ModelSpec, sizes: StepSizes) -> int:
     squares = 4 * CHUNK_LEN * CHUNK_LEN + 4 * CHUNK_LEN * (delta.key_dim + delta.value_dim)
     chunks = CHUNKS_AT_ONCE * delta.num_value_heads * squares
     return ((sizes.step_len + sizes.max_rows) * per_token + states + chunks) * _FLOAT
-
-
-def _tiled(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Bytes of decoding rows and short extends: partial results, their gathered copy, index tensors, blocks of keys."""
-    parts = sizes.max_rows * max(MAX_TILED_PARTS, sizes.context_len // sizes.split_tokens + 1)
-    results = 3 * parts * spec.num_heads * (spec.head_dim + 1) * _FLOAT
-    rows, pages = max(TILE_ROWS, spec.num_heads // spec.num_kv_heads), sizes.split_tokens // sizes.page_size
-    indexes = parts * spec.num_kv_heads * (2 * rows + pages) * 8
-    item = 2 * spec.num_kv_heads * sizes.split_tokens * spec.head_dim * _FLOAT  # as wide as the next power of two
-    if len(spec.windows) > 1:  # a tail may be all that a window holds, if that is no whole split
-        item = 2 * item + spec.num_kv_heads * 4 * MAX_TILED_LEN * spec.head_dim * _FLOAT
-    return results + indexes + 6 * max(BLOCK_BYTES[sizes.device], item)
-
-
-def _long(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Bytes of one extend: queries and results of its positions, keys and values, scores and weights."""
-    results = 6 * MAX_POSITIONS * spec.num_heads * (spec.head_dim + 1) * _FLOAT
-    keys = 4 * MAX_KEYS * spec.num_kv_heads * spec.head_dim * _FLOAT
-    group = spec.num_heads // spec.num_kv_heads
-    scores = 2 * max(SCORE_BYTES[sizes.device], group * CAUSAL_POSITIONS * MAX_KEYS * _FLOAT)
-    return results + keys + scores

@@ -149,3 +149,12 @@ class NativeContext:
 def _free(functions: ctypes.CDLL, address: int, pages: Sequence[SharedPage]) -> None:
     """`pages` must stay mapped until the context is gone."""
     functions.ds_context_free(address)
+
+
+def library_problem() -> str | None:
+    """Why the native library cannot compute in this process and its children; None: it can."""
+    try:
+        NativeLibrary()
+    except NativeUnavailable as error:
+        return str(error)
+    return None

@@ -1,14 +1,13 @@
 """What a worker process is told: one JSON file of plain, resolved values."""
 
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from deltaserve.compute.native.core_share import CoreShare
 from deltaserve.control.engine.api import InstanceOptions
 from deltaserve.control.transfer.staging import StagingMode
-from deltaserve.core.branches import DRAFTS, TRANSPORTS
+from deltaserve.core.branches import ATTENTION, DRAFTS, TRANSPORTS
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.core.layout.dtype import DType
@@ -92,7 +91,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Threads of a rank that compute even where more would wait for cores."""
     core_share: CoreShare | None = None
     """Cores that the workers of this server divide, and lend each other. None: it has its own."""
-    attention_backend: Literal["auto", "native", "torch", "triton", "flashinfer"] = "auto"
+    attention_backend: str = "auto"
     rounding: Rounding = Rounding.OF_QUERY
     graph_rows: int | None = None
     """Rows of the largest decode step that is recorded and replayed on a GPU; None: none is."""
@@ -109,6 +108,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"transport {self.transport[:80]!r}: must be {', '.join(TRANSPORTS)}")
         if self.drafts != OFF and self.drafts not in DRAFTS:
             raise ValueError(f"drafts {self.drafts[:80]!r}: must be {', '.join((OFF, *DRAFTS))}")
+        if self.attention_backend not in ("auto", *ATTENTION):
+            raise ValueError(f"attention_backend {self.attention_backend[:80]!r}: must be auto, {', '.join(ATTENTION)}")
 
 
 def transport_options(spec: WorkerSpec) -> TransportOptions:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from deltaserve.core.branches import ATTENTION
 from deltaserve.settings.config import DisaggregationSettings
 from deltaserve.settings.flags.foreign import Denied, Idle
 
@@ -33,10 +34,7 @@ VALUES: Mapping[tuple[str, str], Told] = {
     ("context-length", "-1"): "auto",
     ("context-length", "0"): "auto",
     **{("default-max-tokens", text): Idle("the context says how long an answer may be") for text in ("-1", "-2")},
-    ("attention-backend", "torch_native"): "torch",
-    ("attention-backend", "TORCH_SDPA"): "torch",
-    ("attention-backend", "TRITON_ATTN"): "triton",
-    ("attention-backend", "FLASHINFER"): "flashinfer",
+    **{("attention-backend", word): name for name, branch in ATTENTION.items() for word in branch.known_as},
     **{("attention-backend", name): Idle(_LATTER) for name in _ATTENTION.split()},
     **{("quantization", name): Idle("the checkpoint says so") for name in ("gguf", "compressed-tensors")},
     **{("quantization", name): Denied(_READ) for name in _QUANTIZED.split()},

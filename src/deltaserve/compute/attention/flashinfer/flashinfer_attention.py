@@ -1,8 +1,8 @@
 """Attention by FlashInfer's prefill kernels over pages, fed with the items of our work list.
 
 A step of a page group is two wrappers of FlashInfer, planned once and run per layer (see flashinfer_plan.py), and the
-merge of their results by our Triton kernel. K and V are read in place: a layer's pages are a view of the arena, whose
-strides FlashInfer takes as they are. Needs flashinfer and triton when it is imported.
+merge of their results by our own kernel. K and V are read in place: a layer's pages are a view of the arena, whose
+strides FlashInfer takes as they are. Needs its package and that of the merge when it is imported.
 
 No equal bits are promised: FlashInfer's tiles follow from all that is in the batch, and its partial results are in the
 type of the queries. What is promised is a difference from plain attention like that of rounding to this type: 2e-3 of
@@ -23,13 +23,12 @@ import flashinfer
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import Batch, Shared, StepAttention
+from deltaserve.compute.attention.attention import AttentionBackend, Batch, Shared, StepAttention
 from deltaserve.compute.attention.flashinfer.flashinfer_plan import PagedRequests, plan_requests
-from deltaserve.compute.attention.paged_attention import PagedAttention
-from deltaserve.compute.attention.reference.torch_attention import write_slots
-from deltaserve.compute.attention.scratch_limits import FLASHINFER_BYTES
-from deltaserve.compute.attention.triton.triton_kernels import IS_INTERPRETED as IS_INTERPRETED
-from deltaserve.compute.attention.triton.triton_merge import PartialResults, merge_partial_results
+from deltaserve.compute.attention.flashinfer.kind import KIND, WRAPPER_BYTES
+from deltaserve.compute.attention.opening import open_kernels
+from deltaserve.compute.attention.paged_attention import PagedAttention, PagesInUse, write_slots
+from deltaserve.compute.attention.triton_merge import IS_INTERPRETED, PartialResults, merge_partial_results
 from deltaserve.compute.attention.work_tiles import sharers
 from deltaserve.compute.memory.element_conversion import torch_dtype
 from deltaserve.compute.memory.host_arrays import on_device, on_host
@@ -47,7 +46,7 @@ _QUERY_DTYPES = (torch.bfloat16, torch.float16)
 
 
 class FlashInferAttention(PagedAttention):
-    """See PagedAttention. For pages that flashinfer_limits.py refuses none of."""
+    """See PagedAttention. For pages that kind.py refuses none of."""
 
     def __init__(self, pool: KvPool, tables: PageTable, query_heads: Sequence[int]) -> None:
         super().__init__(pool, tables, query_heads)
@@ -61,7 +60,7 @@ class FlashInferAttention(PagedAttention):
 
     @property
     def scratch_bytes(self) -> int:
-        return super().scratch_bytes + len(self._wrappers) * FLASHINFER_BYTES
+        return super().scratch_bytes + len(self._wrappers) * WRAPPER_BYTES
 
 
 class _Mask(NamedTuple):
@@ -211,3 +210,8 @@ class FlashInferStep:
         elements = self._arena.bytes.view(torch_dtype(layout.group.dtype))
         planes = elements.view(self._arena.num_pages, *layout.page_shape)[:, :, layer]
         return planes[:, :, 0], planes[:, :, 1]
+
+
+def open_attention(pages: PagesInUse) -> AttentionBackend:
+    """The backend, once it has passed its self-test. Raises BackendUnavailable."""
+    return open_kernels(KIND.name, FlashInferAttention, pages, IS_INTERPRETED)

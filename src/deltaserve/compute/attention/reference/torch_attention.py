@@ -5,15 +5,13 @@ row meets every split in a tile of one fixed shape, partial results (out, log-su
 root-to-leaf order. See tiles.py for the partition.
 """
 
-import numpy as np
 from torch import Tensor
 
 from deltaserve.compute.attention.attention import Batch, Shared, StepAttention
-from deltaserve.compute.attention.paged_attention import PagedAttention
+from deltaserve.compute.attention.paged_attention import PagedAttention, PagesInUse, write_slots
 from deltaserve.compute.attention.reference.long_query import LongQuery
 from deltaserve.compute.attention.reference.tiled_queries import TiledQueries
 from deltaserve.compute.attention.tiles import is_tiled, plan_tiles, tiled_members
-from deltaserve.compute.memory.host_arrays import on_device
 from deltaserve.compute.memory.kv_pool import KvArena
 from deltaserve.compute.memory.page_table import Table
 from deltaserve.compute.memory.workspace import Workspace
@@ -67,13 +65,6 @@ def _long_queries(arena: KvArena, table: Table, batch: Batch, scratch: Workspace
     return out
 
 
-def write_slots(arena: KvArena, table: Table, batch: Batch) -> Tensor:
-    """[T * H] int64: where each token of the step is stored, see KvArena.scatter."""
-    page_size = arena.layout.page_size
-    positions = batch.positions()
-    lines = np.repeat([query.line for query in batch.queries], [query.q_len for query in batch.queries])
-    pages = table[lines, positions // page_size].astype(np.int64)[:, None]  # [T, 1]
-    heads = np.arange(arena.layout.num_heads)  # [H]
-    rows = pages * arena.rows_per_page + heads * arena.rows_per_head
-    slots = rows * page_size + (positions % page_size)[:, None]
-    return on_device(slots.reshape(-1), arena.bytes.device)
+def open_attention(pages: PagesInUse) -> TorchAttention:
+    """The backend, on any device."""
+    return TorchAttention(pages.pool, pages.tables, pages.query_heads)

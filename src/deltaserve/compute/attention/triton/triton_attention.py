@@ -12,12 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import Batch, Shared, StepAttention
+from deltaserve.compute.attention.attention import AttentionBackend, Batch, Shared, StepAttention
 from deltaserve.compute.attention.fixed_step import FixedStepBackend
-from deltaserve.compute.attention.paged_attention import PagedAttention
-from deltaserve.compute.attention.triton.triton_kernels import IS_INTERPRETED, partial_results, store_tokens
-from deltaserve.compute.attention.triton.triton_merge import PartialResults, merge_partial_results
-from deltaserve.compute.attention.work_buffer import WorkBuffer, WorkCapacity
+from deltaserve.compute.attention.opening import open_kernels
+from deltaserve.compute.attention.paged_attention import PagedAttention, PagesInUse
+from deltaserve.compute.attention.triton.kind import KIND
+from deltaserve.compute.attention.triton.triton_kernels import partial_results, store_tokens
+from deltaserve.compute.attention.triton.work_buffer import WorkBuffer, WorkCapacity
+from deltaserve.compute.attention.triton_merge import IS_INTERPRETED, PartialResults, merge_partial_results
 from deltaserve.compute.attention.work_tiles import TileSize, WorkTiles, plan_work, sharers
 from deltaserve.compute.memory.kv_pool import KvArena, KvPool
 from deltaserve.compute.memory.page_table import PageTable, Table
@@ -250,3 +252,8 @@ def compute_type(q: torch.dtype, kept: DType) -> torch.dtype:
     of_pages = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
     found = q if of_pages.get(kept, q) is q else torch.float32
     return torch.float32 if IS_INTERPRETED and found is torch.bfloat16 else found
+
+
+def open_attention(pages: PagesInUse) -> AttentionBackend:
+    """The backend, once it has passed its self-test. Raises BackendUnavailable."""
+    return open_kernels(KIND.name, TritonAttention, pages, IS_INTERPRETED)

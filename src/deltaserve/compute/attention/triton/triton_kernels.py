@@ -11,8 +11,6 @@ is in its tile adds masked keys only, which change no bit.
 import triton
 import triton.language as tl
 
-IS_INTERPRETED: bool = triton.knobs.runtime.interpret
-
 
 @triton.jit
 def _numbers(stored, FP8: tl.constexpr, COMPUTE: tl.constexpr):
@@ -151,47 +149,3 @@ def partial_results(
     tl.store(out_row[:, None] + v1[None, :], acc1 / divisor[:, None], mask=is_row[:, None] & (v1 < DV)[None, :])
     if V2 > 0:
         tl.store(out_row[:, None] + v2[None, :], acc2 / divisor[:, None], mask=is_row[:, None] & (v2 < DV)[None, :])
-
-
-@triton.jit
-def merge_results(
-    outs,  # [R, Hq, DV]
-    sums,  # [R, Hq] float32
-    part_starts,  # [T + 1] int32: a token's partial results, root to leaf
-    order,  # [R] int32: the row of `outs` and `sums` that a partial result is; anything unless HAS_ORDER
-    sinks,  # [Hq] float32: score of a key without a value; anything unless HAS_SINKS
-    out,  # [T, Hq, DV]
-    NUM_HEADS: tl.constexpr,
-    DV: tl.constexpr,
-    V: tl.constexpr,  # DV or more, a power of two
-    HEADS: tl.constexpr,
-    HAS_ORDER: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-):
-    """Grid [T, ceil(Hq / HEADS)]."""
-    token = tl.program_id(0)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    v = tl.arange(0, V)
-    is_head = head < NUM_HEADS
-    is_value = is_head[:, None] & (v < DV)[None, :]
-    if HAS_SINKS:
-        top = tl.load(sinks + head, mask=is_head, other=0.0) * 1.4426950408889634
-        total = tl.full([HEADS], 1.0, tl.float32)
-    else:
-        top = tl.full([HEADS], -float("inf"), tl.float32)
-        total = tl.zeros([HEADS], tl.float32)
-    acc = tl.zeros([HEADS, V], tl.float32)
-    for part in range(tl.load(part_starts + token), tl.load(part_starts + token + 1)):
-        row = tl.load(order + part) if HAS_ORDER else part
-        place = (row * NUM_HEADS + head).to(tl.int64)
-        part_sum = tl.load(sums + place, mask=is_head, other=0.0)
-        values = tl.load(outs + place[:, None] * DV + v[None, :], mask=is_value, other=0.0).to(tl.float32)
-        new_top = tl.maximum(top, part_sum)
-        base = tl.where(new_top == -float("inf"), 0.0, new_top)
-        shrink, weight = tl.exp2(top - base), tl.exp2(part_sum - base)
-        acc = acc * shrink[:, None] + values * weight[:, None]
-        total = total * shrink + weight
-        top = new_top
-    divisor = tl.where(total == 0, 1.0, total)
-    place = token.to(tl.int64) * NUM_HEADS + head
-    tl.store(out + place[:, None] * DV + v[None, :], acc / divisor[:, None], mask=is_value)

@@ -6,6 +6,7 @@ whichever query it is computed.
 """
 
 import ctypes
+import logging
 import weakref
 from collections.abc import Sequence
 
@@ -14,17 +15,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import Batch, StepAttention, StepStates
-from deltaserve.compute.attention.reference.torch_attention import write_slots
+from deltaserve.compute.attention.attention import Batch, Shared, StepAttention
+from deltaserve.compute.attention.opening import TOLERANCES, MakeBackend, self_test_error
+from deltaserve.compute.attention.paged_attention import BackendUnavailable, PagedAttention, PagesInUse, write_slots
 from deltaserve.compute.attention.scratch_limits import MAX_TILED_LEN
 from deltaserve.compute.attention.tiles import tiled_members
-from deltaserve.compute.attention.torch_states import step_states
 from deltaserve.compute.memory.kv_pool import KvArena, KvPool
 from deltaserve.compute.memory.page_table import PageTable, Table
-from deltaserve.compute.native.native_library import NativeContext
+from deltaserve.compute.native.native_library import NativeContext, NativeUnavailable, library_problem
 from deltaserve.core.errors import StateError
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.rounding import Rounding
+
+_log = logging.getLogger(__name__)
 
 _KV_TYPES = {DType.FLOAT32: 0, DType.BFLOAT16: 1, DType.FLOAT16: 2, DType.FP8_E4M3: 3}
 _Q_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -104,44 +107,26 @@ class _Functions:
         self.attend, self.keep = functions.ds_attend, functions.ds_keep
 
 
-class NativeAttention:
-    """AttentionBackend over a KvPool on the CPU. Queries of each page group have so many heads on this rank.
-
-    For one thread at a time.
-    """
+class NativeAttention(PagedAttention):
+    """PagedAttention by the native library, on the CPU. For one thread at a time."""
 
     def __init__(self, pool: KvPool, tables: PageTable, query_heads: Sequence[int], context: NativeContext) -> None:
-        self._pool = pool
-        self._tables = tables
-        self._query_heads = tuple(query_heads)
+        super().__init__(pool, tables, query_heads)
         self._context = context
         self._functions = _Functions(context.functions)
 
-    def begin_step(self, batch: Batch) -> Sequence[StepAttention]:
-        return [self.begin_group(batch, group) for group in range(len(self._query_heads))]
+    def _begin(self, arena: KvArena, table: Table, batch: Batch, rows_per_head: int) -> StepAttention:
+        return NativeStep(self, arena, table, batch, rows_per_head)
 
-    def begin_group(self, batch: Batch, group: int) -> StepAttention:
-        arena, num_heads = self._pool.page_arenas[group], self._query_heads[group]
-        table = self._tables.table(self._pool.cache.pool_of(arena.layout.group))
-        return NativeStep(self, arena, table, batch, num_heads // arena.layout.num_heads)
-
-    def begin_states(self, batch: Batch) -> Sequence[StepStates]:
-        return step_states(self._pool, self._tables, batch)
+    def _num_readers(self, batch: Batch, run: Shared) -> int:
+        return len(tiled_members(batch, run))
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of scratch memory that are kept between steps."""
         return self._context.scratch_bytes
 
     def free_scratch(self) -> None:
-        """Steps begun before are over."""
         self._context.free_scratch()
-
-    def shared_tokens_read(self, batch: Batch) -> int:
-        saved = 0
-        for run in batch.shared:
-            saved += max(0, len(tiled_members(batch, run)) - 1) * (run.end - run.start)
-        return saved
 
     def make_plan(self, arena: KvArena, table: Table, batch: Batch, group_size: int) -> int:
         """Address of a DsPlan. `group_size`: heads of queries per head of keys."""
@@ -250,3 +235,34 @@ class NativeStep:
 
 def _ints(values: Sequence[int] | Sequence[tuple[int, ...]]) -> npt.NDArray[np.int32]:
     return np.array(values, np.int32)
+
+
+def open_attention(pages: PagesInUse) -> NativeAttention:
+    """The backend with the fastest instruction set that passes its self-test. Raises BackendUnavailable."""
+    native = pages.native
+    if native is None:
+        raise BackendUnavailable(library_problem() or "nobody opened it")
+
+    def make(pool: KvPool, tables: PageTable, query_heads: Sequence[int]) -> NativeAttention:
+        return NativeAttention(pool, tables, query_heads, native)
+
+    try:
+        while (problem := _problem(pages, make)) is not None:
+            name = native.instruction_set.name
+            _log.warning("attention: the self-test on %s differs from torch by %.1g", name, problem)
+            native.use_slower_set()
+    except NativeUnavailable as error:
+        raise BackendUnavailable(str(error)) from None
+    _log.info("attention: native, %s", native.instruction_set.name)
+    return make(pages.pool, pages.tables, pages.query_heads)
+
+
+def _problem(pages: PagesInUse, make: MakeBackend) -> float | None:
+    """By how much results differ from torch's, where that is too much; None: the backend is right."""
+    for arena, num_heads in zip(pages.pool.page_arenas, pages.query_heads, strict=True):
+        is_pairs = arena.layout.group.dtype is DType.BFLOAT16  # which some instruction sets multiply as such
+        for dtype in (torch.float32, torch.bfloat16) if is_pairs else (torch.float32,):
+            difference = self_test_error(arena, num_heads, dtype, make)
+            if not difference <= TOLERANCES[dtype]:
+                return difference
+    return None

@@ -1,0 +1,1 @@
+"""Attention by the native library, on a CPU."""
