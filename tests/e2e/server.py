@@ -163,6 +163,23 @@ class Api:
             time.sleep(_BEAT_S / 2)
         return self.workers()
 
+    def flush(self) -> None:
+        """No page is in any tree. A page that a request still holds is not flushed, nor one whose request is told
+        before the flush and reaches its worker behind it: so all is quiet before, and is looked at behind it."""
+        self.wait_quiet()
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            self.http.post("/flush_cache").raise_for_status()
+            self.wait_quiet()
+            if not any(self.cached().values()):
+                return
+            assert time.monotonic() < deadline, f"still cached: {self.cached()}"
+
+    def cached(self) -> dict[str, float]:
+        """Worker |-> pages in its tree, by its last report."""
+        name = 'deltaserve_pages{pool="0",state="cached"}'
+        return {worker: values.get(name, -1.0) for worker, values in self.metrics().items()}
+
     def _held(self) -> dict[str, float]:
         info = self.info()
         held = {"front rooms": info["engine"]["rooms"], "front requests": info["requests"]}

@@ -66,8 +66,7 @@ def assert_nothing_is_left(folder: Path) -> None:
 
 
 def test_each_line_is_a_turn_and_its_costs_are_told(server: Server, folder: Path) -> None:
-    server.http.post("/flush_cache").raise_for_status()
-    server.wait_quiet()
+    server.flush()
     out, told = chat(folder, f"{FACTS}\n? buse\n/stats\n", server.base_url, *GREEDY)
     assert out.splitlines() == [ANSWER, NEXT]
     first, second = re.findall(r"\((\d+) prompt tokens: (\d+) cached on prefill, (\d+) on decode; (.+) moved;", told)

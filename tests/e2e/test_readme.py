@@ -75,8 +75,7 @@ def test_the_first_requests_of_the_readme(small: Server, tmp_path: Path) -> None
 
 def test_the_chat_of_the_readme(small: Server, tmp_path: Path) -> None:
     _, shown = after("README.md", "chat .venv/lib")
-    small.http.post("/flush_cache").raise_for_status()
-    small.wait_quiet()
+    small.flush()
     lines = shown.splitlines()
     questions = "".join(line.removeprefix("> ") + "\n" for line in lines if line.startswith("> "))
     done = subprocess.run(
