@@ -34,6 +34,7 @@ from deltaserve.core.transport import Evidence
 from deltaserve.launch.cgroup import read_limits, usable_cores
 from deltaserve.launch.cpu import read_cpuinfo, slow_dtypes
 from deltaserve.launch.lacking import model_problem
+from deltaserve.launch.process_limits import page_addresses
 from deltaserve.model.checkpoint_config import idle_overrides, spec_of
 from deltaserve.model.code_plan import CODE_RULES, stored_kinds
 from deltaserve.model.drafts.draft_algorithm import OFF, own_inventory, with_head
@@ -209,6 +210,9 @@ def machine_facts(settings: Settings, num_ranks: int) -> MachineFacts:
             attention=attention_kinds(),
         )
     free, total = cpu_bytes()
+    addresses = page_addresses()
+    if addresses is not None:
+        free, total = min(free, addresses * num_ranks), min(total, addresses * num_ranks)
     return MachineFacts(
         device,
         cores,

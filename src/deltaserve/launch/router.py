@@ -10,6 +10,7 @@ import msgspec
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.launch.compose import Checkpoint
+from deltaserve.launch.process_limits import require_threads
 from deltaserve.launch.serve import check_front, front_spec, require_free_ports, speaker, tell_sampling
 from deltaserve.process.children.private_folder import private_folder
 from deltaserve.process.front.front_process import FrontWorker, run_front, write_front_spec
@@ -27,6 +28,7 @@ def run(settings: Settings) -> int:
     front = front_spec(settings, prepared.checkpoint, prepared.secret_path)
     spec = msgspec.structs.replace(front, name=front_name(settings), workers=prepared.workers)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    require_threads(num_processes=1, num_computing=0)
     tell = speaker(settings)
     for note in prepared.checkpoint.notes:
         tell(note)

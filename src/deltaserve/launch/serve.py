@@ -32,6 +32,7 @@ from deltaserve.launch.compose import (
     worker_names,
     worker_spec,
 )
+from deltaserve.launch.process_limits import require_threads
 from deltaserve.launch.restarts import RestartPolicy
 from deltaserve.launch.supervisor import Supervisor, SupervisorOptions
 from deltaserve.process.children.child import ChildSpec
@@ -153,6 +154,8 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
         )
         for (name, role), first in zip(names, first_ranks, strict=False)
     ]
+    ranks = [resolved[role] for _, role in names]
+    require_threads(1 + sum(r.tp_size for r in ranks), sum(r.tp_size * r.num_threads for r in ranks))
     num_prefill = sum(role is Role.PREFILL for _, role in names)
     specs = [with_expert_seat(spec, index - num_prefill, settings, folder) for index, spec in enumerate(specs)]
     specs = with_core_shares(specs, resolved, folder)

@@ -124,7 +124,10 @@ def _allow_files(settings: ServerSettings) -> _Connections:
     admin = 0 if num_listeners == 1 else max(1, min(_ADMIN_CONNECTIONS, room // 4))
     api = min(wanted, room - admin)
     if api < 1:
-        raise ConfigError(f"this process may open {allowed} files, too few to serve: raise its hard limit (ulimit -Hn)")
+        raise ConfigError(
+            f"this process may open {allowed} files, too few to serve: raise its hard limit (ulimit -Hn) to "
+            f"{allowed + 1 - room + admin} or more, for that many connections more"
+        )
     if api < wanted:
         _log.warning("at most %d connections at a time: this process may open %d files (ulimit -Hn)", api, allowed)
     return _Connections(api, admin)

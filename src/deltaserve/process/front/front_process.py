@@ -23,6 +23,7 @@ from deltaserve.process.children.exits import Exit, Watchdog, end_process, leave
 from deltaserve.process.children.interrupts import stop_signals
 from deltaserve.process.children.notices import PeerDown, PeerHalted, PeerUp
 from deltaserve.process.children.parent import Parent
+from deltaserve.process.children.shortage import telling_shortage
 from deltaserve.process.children.terminal import LogSpec, Say, say, say_in_json, start_log
 from deltaserve.process.front.router_engine import RouterEngine
 from deltaserve.process.front.secrets import read_api_keys, read_cluster_key
@@ -111,11 +112,12 @@ def run_front(path: Path, parent: Parent | None) -> Exit:
 async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
     if parent is not None:
         parent.progress("loading the tokenizer")
-    text = TextCodec.load(Path(spec.model_path), overrides=spec.model_overrides, sampling=spec.sampling_defaults)
     settings = _settings(spec)
     boot = new_boot(0 if parent is None else parent.welcome.former_boot)
     secret = read_cluster_key(Path(spec.secret_path))
-    links = Links(LinkSecurity.from_cluster_key(secret) if spec.curve else None)
+    with telling_shortage():
+        text = TextCodec.load(Path(spec.model_path), overrides=spec.model_overrides, sampling=spec.sampling_defaults)
+        links = Links(LinkSecurity.from_cluster_key(secret) if spec.curve else None)
     members = members_of(spec.workers, () if parent is None else parent.welcome.peers)
     engine = RouterEngine(_front_config(spec, boot, secret, members), links)
     app = create_app(engine, text, settings)

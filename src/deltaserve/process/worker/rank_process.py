@@ -23,6 +23,7 @@ from deltaserve.core.layout.shard import Shard
 from deltaserve.process.children.exits import Exit, end_process, leave, start_thread
 from deltaserve.process.children.interrupts import stop_signals
 from deltaserve.process.children.parent import Parent
+from deltaserve.process.children.shortage import telling_shortage
 from deltaserve.process.children.terminal import start_log
 from deltaserve.process.links.rank_link import RankSockets
 from deltaserve.process.worker.rank_group import compute_in_step
@@ -78,7 +79,8 @@ def _follow(file: Path, rank: int, parent: Parent, build: BuildRank) -> None:
     spec, folder = asked.worker, file.parent
     start_log(f"{spec.name} rank {rank}", spec.log, parent.progress)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    parts = build(spec, RankSeat(Shard(rank, spec.tp_size), asked.boot, folder), parent.progress)
+    with telling_shortage():
+        parts = build(spec, RankSeat(Shard(rank, spec.tp_size), asked.boot, folder), parent.progress)
     for number in stop_signals():  # rank 0 drains, and needs this one for it
         signal.signal(number, signal.SIG_IGN)
     sockets = RankSockets()

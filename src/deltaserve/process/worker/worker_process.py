@@ -22,6 +22,7 @@ from deltaserve.process.children.boots import new_boot
 from deltaserve.process.children.exits import Exit, ProcessOver, Watchdog, end_process, leave
 from deltaserve.process.children.mailbox import Mailbox
 from deltaserve.process.children.parent import Parent
+from deltaserve.process.children.shortage import telling_shortage
 from deltaserve.process.children.terminal import start_log
 from deltaserve.process.links.links import Links
 from deltaserve.process.links.security import LinkSecurity
@@ -95,10 +96,11 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tup
     security = LinkSecurity.from_cluster_key(read_secret(spec)) if spec.curve else None
     progress = _log.info if parent is None else parent.progress
     program = RankProgram(rank_argv, progress, lambda message: end_refused(message, parent))
-    ranks = RankProcesses(spec, boot, program) if spec.tp_size > 1 else None
-    parts = build(spec, boot, progress, ranks)
-    links = Links(security)
-    port = _listen(links, spec, parent)
+    with telling_shortage():
+        ranks = RankProcesses(spec, boot, program) if spec.tp_size > 1 else None
+        parts = build(spec, boot, progress, ranks)
+        links = Links(security)
+        port = _listen(links, spec, parent)
     if ranks is not None:
         ranks.wait_ready()
     answers: Mailbox[StepResult | Reports] = Mailbox()
