@@ -20,7 +20,7 @@ from deltaserve.compute.memory.staging_arena import PagesOfGroup, StagingArena
 from deltaserve.control.engine.api import InstanceConfig, InstanceOptions
 from deltaserve.control.front.client import Generation
 from deltaserve.control.sched.plan import StepPlan, StepResult
-from deltaserve.control.transfer.endpoint import EndpointConfig
+from deltaserve.control.transfer.endpoint_config import EndpointConfig
 from deltaserve.control.transfer.staging import STAGING, Staging, StagingConfig, StagingMode
 from deltaserve.core.extents import Region
 from deltaserve.core.ids import PeerName, RegionId, Role, RowId

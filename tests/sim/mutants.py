@@ -21,6 +21,7 @@ class Mutant:
 _RECEIVER = "deltaserve.control.transfer.receiver"
 _SENDER = "deltaserve.control.transfer.sender"
 _ENDPOINT = "deltaserve.control.transfer.endpoint"
+_LANDINGS = "deltaserve.control.transfer.landings"
 _GATE = "deltaserve.control.transfer.gate"
 _RANKS = "deltaserve.control.transfer.ranks"
 _PLAN = "deltaserve.core.layout.copy_plan"
@@ -51,6 +52,7 @@ _CHECKS = "deltaserve.control.engine.checks"
 _WAITING = "deltaserve.control.sched.waiting"
 _RUNNING = "deltaserve.control.sched.running"
 _STEPS = "deltaserve.control.sched.steps"
+_TOKEN_SHARES = "deltaserve.control.sched.token_shares"
 _SPECULATION = "deltaserve.control.sched.speculation"
 _ROUNDS = "deltaserve.control.sched.rounds"
 _FRONT = "deltaserve.control.front.front_core"
@@ -124,7 +126,7 @@ MUTANTS = (
     Mutant(
         "checksums_unread",
         "A20",
-        _ENDPOINT,
+        _LANDINGS,
         "        return sums == check.checksums\n",
         "        return sums != b'?'\n",
     ),
@@ -155,8 +157,8 @@ MUTANTS = (
     Mutant(
         "first_look_is_final",
         "A15",
-        _ENDPOINT,
-        "            if landing.checks and now < landing.give_up_at:\n",
+        _LANDINGS,
+        "            if now < landing.give_up_at:\n",
         "            if False:\n",
     ),
     # completion and notification
@@ -824,7 +826,7 @@ MUTANTS = (
     Mutant(
         "guess_without_a_page",
         "S4",
-        _STEPS,
+        _TOKEN_SHARES,
         "chosen[request] = min(num_drafts, running.needs.room_behind(request))",
         "chosen[request] = num_drafts",
     ),

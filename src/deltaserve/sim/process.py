@@ -18,7 +18,8 @@ from deltaserve.control.peer.table import PeerTable
 from deltaserve.control.sched.plan import StepPlan
 from deltaserve.control.sched.rounds import MemberRounds
 from deltaserve.control.transfer.commands import FencePeer, PagesVerified, TransferReport
-from deltaserve.control.transfer.endpoint import WRONG_CONTENTS, EndpointConfig
+from deltaserve.control.transfer.endpoint_config import EndpointConfig
+from deltaserve.control.transfer.landings import WRONG_CONTENTS
 from deltaserve.control.transfer.staging import Staging, StagingConfig
 from deltaserve.core.errors import FailReason, IntegrityError, RequestFailed
 from deltaserve.core.ids import Boot, Namespace, PeerName, Role, Room, RowId

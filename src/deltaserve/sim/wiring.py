@@ -1,15 +1,16 @@
 """The production endpoint over the loopback transport, with every write labelled by the ticket it was posted under."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
 from deltaserve.control.transfer.commands import PostChunk, TicketId, TransferCommand, TransferReport
-from deltaserve.control.transfer.endpoint import Endpoint, EndpointConfig, Memory
+from deltaserve.control.transfer.endpoint import Endpoint
+from deltaserve.control.transfer.endpoint_config import EndpointConfig, Memory
 from deltaserve.control.transfer.gate import ChunkJob, Gate
 from deltaserve.control.transfer.ring import RingLease
-from deltaserve.control.transfer.staging import StagedWindow, Staging, Window
+from deltaserve.control.transfer.staging import StagedWindow, Staging
 from deltaserve.core.errors import IntegrityError
 from deltaserve.core.extents import Copy
 from deltaserve.core.ids import PeerName, PoolId, RegionId
@@ -119,10 +120,11 @@ class TaggedEndpoint(Endpoint):
             self.met.note(Situation.STAGED_DIRECTLY, self.counters["staging_fallbacks"] > 0)
         return reports
 
-    def _windows(self, reader: object, command: PostChunk) -> deque[Window]:
-        windows = super()._windows(reader, command)  # type: ignore[arg-type]
-        self._look_at_windows([window for window in windows if isinstance(window, StagedWindow)])
-        return windows
+    def _jobs(self, link: object, command: PostChunk) -> list[ChunkJob]:
+        jobs = super()._jobs(link, command)  # type: ignore[arg-type]
+        for job in jobs:
+            self._look_at_windows([window for window in job.windows if isinstance(window, StagedWindow)])
+        return jobs
 
     def _look_at_windows(self, staged: Sequence[StagedWindow]) -> None:
         """A window is of one pool."""

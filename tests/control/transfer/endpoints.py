@@ -18,7 +18,8 @@ from deltaserve.control.transfer.commands import (
     VerifyPages,
 )
 from deltaserve.control.transfer.coverage import ALONE
-from deltaserve.control.transfer.endpoint import Endpoint, EndpointConfig
+from deltaserve.control.transfer.endpoint import Endpoint
+from deltaserve.control.transfer.endpoint_config import EndpointConfig
 from deltaserve.core.extents import Copy
 from deltaserve.core.ids import Boot, PageId, PeerName, PoolId, TicketSeq
 from deltaserve.core.transport import Evidence, WriteId

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from random import Random
 
 from deltaserve.control.transfer.commands import TransferCommand, TransferReport
-from deltaserve.control.transfer.endpoint import Endpoint, EndpointConfig
+from deltaserve.control.transfer.endpoint import Endpoint
+from deltaserve.control.transfer.endpoint_config import EndpointConfig
 from deltaserve.control.transfer.ranks import RankGroup
 from deltaserve.core.extents import Region
 from deltaserve.core.ids import PageId, PeerName, PoolId, RegionId

@@ -7,7 +7,8 @@ import torch
 
 from deltaserve.compute.memory.staging_arena import PagesOfGroup, StagingArena
 from deltaserve.control.transfer.commands import ExpectPages
-from deltaserve.control.transfer.endpoint import Endpoint, EndpointConfig
+from deltaserve.control.transfer.endpoint import Endpoint
+from deltaserve.control.transfer.endpoint_config import EndpointConfig
 from deltaserve.control.transfer.staged_transport import StagedTransport
 from deltaserve.control.transfer.staging import STAGING, Staging, StagingConfig, StagingMode
 from deltaserve.core.extents import Region

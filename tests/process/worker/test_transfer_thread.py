@@ -23,7 +23,8 @@ from deltaserve.control.transfer.commands import (
     TransferCommand,
     TransferReport,
 )
-from deltaserve.control.transfer.endpoint import Endpoint, EndpointConfig
+from deltaserve.control.transfer.endpoint import Endpoint
+from deltaserve.control.transfer.endpoint_config import EndpointConfig
 from deltaserve.control.transfer.plane_turns import Polling
 from deltaserve.core.extents import Region
 from deltaserve.core.ids import Boot, PageId, PeerName, PoolId, RegionId, TicketSeq

@@ -25,17 +25,16 @@ from deltaserve.control.sched.plan import (
     Sampled,
     StepPlan,
     StepResult,
-    TokenOf,
-    TokenValues,
     WorkList,
 )
 from deltaserve.control.sched.request import Request
 from deltaserve.control.sched.running import Running
-from deltaserve.control.sched.speculation import Speculation, fitting_drafts
+from deltaserve.control.sched.speculation import Speculation
+from deltaserve.control.sched.token_shares import TokenShares
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import PoolId, RowId, StepIndex
 from deltaserve.core.sampling import TokenLogprobs
-from deltaserve.core.tokens import TOKEN_BYTES, token_len
+from deltaserve.core.tokens import token_len
 from deltaserve.core.wire.messages import CacheUse
 
 
@@ -80,6 +79,7 @@ class Steps:
         self._holders = holders
         is_adaptive = running.config.draft_policy == "adaptive"
         self.speculation = Speculation(running.step_target.cost if is_adaptive else None)
+        self._tokens = TokenShares(budget, running, self.speculation)
         self._step = 0
         self._flights: list[_Flight] = []
         """The one that computes, then the one planned behind it."""
@@ -123,7 +123,7 @@ class Steps:
         if not self._flights:
             self._free_behind()
             self._grow_rows()
-            items = self._items(self._running)
+            items = self._tokens.items(self._without_stalled(self._running))
             return self._launch(items) if items or self._running.rows.has_news else None
         before = self._flights[-1]
         if len(self._flights) > self._running.config.num_ahead or not self._may_plan_behind(before):
@@ -132,7 +132,10 @@ class Steps:
         if not going_on or not self._grow_behind(before, going_on):
             return None
         self.speculation.go_without()
-        return self._launch(self._items(going_on, before))
+        return self._launch(self._tokens.items(self._without_stalled(going_on), before.plan))
+
+    def _without_stalled(self, requests: Iterable[Request]) -> list[Request]:
+        return [request for request in requests if request not in self._stalled]
 
     def _launch(self, items: Sequence[PlanItem]) -> StepPlan:
         rows = self._running.rows
@@ -160,7 +163,7 @@ class Steps:
         if not flight.is_plain or self._running.needs.state_pools:
             return False
         return not self._running.config.max_drafts or not self.speculation.pays(
-            self._guesses(self._running), len(self._running)
+            self._tokens.guesses(self._running), len(self._running)
         )
 
     def _goes_on_behind(self, flight: _Flight, request: Request) -> bool:
@@ -254,111 +257,6 @@ class Steps:
                         yield PageUpdate(request.row, pool, first, pages)
                     request.tabled[pool] = end
 
-    # ------------------------------------------------------------ tokens of a step
-
-    def _items(self, going_on: Iterable[Request], before: _Flight | None = None) -> list[PlanItem]:
-        """`before`: the step under way, whose rows go on behind what it draws."""
-        decoding: list[Request] = []
-        extending: list[Request] = []
-        for request in going_on:
-            if request in self._stalled:
-                continue
-            (decoding if request.num_tokens - request.num_computed == 1 else extending).append(request)
-        config = self._running.config
-        budget = config.step_len
-        if decoding and config.extend_len_beside_decode is not None:
-            budget = min(budget, config.extend_len_beside_decode)
-        budget = self._running.step_target.extend_len(len(decoding), budget, min(budget, config.page_size))
-        extends = self._shares(extending, budget)
-        drafts = self._drafts(decoding, len(decoding) + sum(q_len for _, q_len in extends))
-        wanted = self.speculation.depth(decoding, self._running.config.max_drafts)
-        items = []
-        for request in decoding:
-            if before is not None and before.names(request):
-                items.append(_item_behind(request, before.plan.step, wanted))
-                continue
-            num_drafts = drafts.get(request, 0)
-            items.append(_item(request, 1, num_drafts, self._wanted_drafts(request, num_drafts, wanted)))
-        for request, q_len in extends:
-            is_last = request.num_computed + q_len == request.num_tokens
-            items.append(_item(request, q_len, 0, self._wanted_drafts(request, 0, wanted) if is_last else 0))
-        return items
-
-    def _wanted_drafts(self, request: Request, num_drafts: int, most: int) -> int:
-        """How many guesses may be made in this step, behind what it draws; `num_drafts` are verified in it.
-
-        Memory for a draft head's is taken where it is there, as for guesses that are verified.
-        """
-        running = self._running
-        if not most or not running.config.drafts_take_places:
-            return most
-        most = max(0, min(most, request.max_len - request.num_tokens - num_drafts))
-        needs = running.needs.of_places(request, num_drafts + most)
-        grown = self._budget.allocate(needs) if any(needs) else None
-        if grown is not None:
-            request.grow(grown)
-        return max(0, min(most, running.needs.room_behind(request) - num_drafts))
-
-    def _drafts(self, decoding: list[Request], num_tokens: int) -> dict[Request, int]:
-        """How many guesses of each request this step verifies.
-
-        Memory for them is taken where it is there, if need be from cached pages: nobody makes way for a guess.
-        """
-        running = self._running
-        chosen = self.speculation.choose(self._guesses(decoding), num_tokens)
-        for request, num_drafts in chosen.items():
-            needs = running.needs.of_next_chunk(request, num_drafts)
-            grown = self._budget.allocate(needs) if any(needs) else None
-            if grown is not None:
-                request.grow(grown)
-            chosen[request] = min(num_drafts, running.needs.room_behind(request))
-        return chosen
-
-    def _guesses(self, decoding: Iterable[Request]) -> dict[Request, int]:
-        """Request |-> guesses that there are, and is room for."""
-        return {r: n for r in decoding if (n := fitting_drafts(r, self._running.most_drafts(r)))}
-
-    def _shares(self, extending: list[Request], budget: int) -> list[tuple[Request, int]]:
-        """Tokens of each extend in this step.
-
-        The oldest goes first if the step can end it. Otherwise it gets half, the others the other half, the shortest
-        of them first, and what one half leaves over goes to the other. So a long prompt goes on at no less than half
-        the pace, and a short one behind it waits for about one step.
-        """
-        if not extending:
-            return []
-        oldest, *others = extending
-        config = self._running.config
-        is_long = oldest.num_tokens - oldest.num_computed > min(budget, config.chunk_len)
-        kept = max(config.page_size, budget // 2) if others and is_long else budget
-        left = budget - self._chunk(oldest, kept)
-        shares = []
-        for request in sorted(others, key=lambda r: r.num_tokens - r.num_computed):
-            q_len = self._chunk(request, left)
-            if q_len:
-                shares.append((request, q_len))
-                left -= q_len
-        q_len = self._chunk(oldest, left + self._chunk(oldest, kept))
-        return [(oldest, q_len), *shares] if q_len else shares
-
-    def _chunk(self, request: Request, budget: int) -> int:
-        """Tokens of the next chunk: to the end of the prompt, or up to an absolute page multiple.
-
-        A state that is to be kept ends a chunk, and with states the cuts are on their grid, if that is not too far.
-        """
-        config, computed = self._running.config, request.num_computed
-        allowed = min(config.chunk_len, budget)
-        stop = self._running.next_stop(request)
-        if stop is not None and stop - computed <= allowed:
-            return stop - computed
-        if request.num_tokens - computed <= allowed:
-            return request.num_tokens - computed
-        end = (computed + allowed) // config.page_size * config.page_size
-        on_grid = end // config.grid_len * config.grid_len
-        if self._running.needs.state_pools and on_grid > computed:
-            end = on_grid
-        return max(0, end - computed)
-
     # ------------------------------------------------------------ commit
 
     def commit(self, result: StepResult) -> list[StepProgress]:
@@ -412,29 +310,3 @@ class Steps:
             sound = request.num_finite // self._running.config.page_size
             self._cache.poison(request.namespace, request.tokens, request.keys, sound)
         request.cache = CacheUse.BYPASS
-
-
-def _item_behind(request: Request, step: StepIndex, wanted_drafts: int) -> PlanItem:
-    """Plan of a row that decodes in `step`: what it draws there is computed next."""
-    if request.row is None:
-        raise StateError("a running request without a row")
-    return PlanItem(request.row, request.num_tokens, 1, TokenOf(step), samples=True, wanted_drafts=wanted_drafts)
-
-
-def _item(request: Request, num_known: int, num_drafts: int, wanted_drafts: int) -> PlanItem:
-    start, end = request.num_computed, request.num_computed + num_known
-    if request.row is None:
-        raise StateError("a running request without a row")
-    tokens = bytes(request.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
-    samples = end == request.num_tokens
-    return PlanItem(
-        row=request.row,
-        q_start=start,
-        q_len=num_known + num_drafts,
-        inputs=TokenValues(tokens + request.guesses.drafts[: num_drafts * TOKEN_BYTES]),
-        samples=samples,
-        wants_prompt_logprobs=request.sampling.prompt_logprobs is not None and start < request.prompt_len - 1,
-        num_drafts=num_drafts,
-        wanted_drafts=wanted_drafts if samples else 0,
-        wants_features=samples and request.hands_over,
-    )

@@ -22,7 +22,8 @@ from deltaserve.control.transfer.commands import (
     TransferCommand,
     TransferReport,
 )
-from deltaserve.control.transfer.endpoint import Endpoint, EndpointConfig
+from deltaserve.control.transfer.endpoint import Endpoint
+from deltaserve.control.transfer.endpoint_config import EndpointConfig
 from deltaserve.control.transfer.plane_turns import DataPlane
 from deltaserve.control.transfer.rank_plane import RankPlane
 from deltaserve.control.transfer.staging import STAGING, Staging, StagingConfig, StagingMode
