@@ -55,6 +55,7 @@ _STEPS = "deltaserve.control.sched.steps"
 _TOKEN_SHARES = "deltaserve.control.sched.token_shares"
 _SPECULATION = "deltaserve.control.sched.speculation"
 _ROUNDS = "deltaserve.control.sched.rounds"
+_LIFECYCLE = "deltaserve.control.front.lifecycle"
 _FRONT = "deltaserve.control.front.front_core"
 _WORKERS = "deltaserve.control.front.workers"
 _TABLE = "deltaserve.control.peer.table"
@@ -256,12 +257,12 @@ MUTANTS = (
         "            if live.placement is not None and live.may_be_lost(now, self._config.repeat_s):\n",
         "            if False:\n",
     ),
-    Mutant("gap_in_the_stream", "B2", _FRONT, "        if run.start > live.num_tokens:", "        if False:"),
+    Mutant("gap_in_the_stream", "B2", _LIFECYCLE, "        if run.start > live.num_tokens:", "        if False:"),
     Mutant(
         "worker_back_unnoticed",
         "B11",
-        _FRONT,
-        "        if not self.rooms.unplaced or self.workers.shortage() is not None:\n",
+        _LIFECYCLE,
+        "        if not self._rooms.unplaced or self._workers.shortage() is not None:\n",
         "        if True:\n",
     ),
     Mutant(
@@ -367,9 +368,9 @@ MUTANTS = (
     Mutant(
         "keys_of_another_workers_pages",
         "T14",
-        _FRONT,
+        _LIFECYCLE,
         "keys=live.sample.keys.of(decode.facts.page_size)",
-        "keys=live.sample.keys.of(next(iter(self.workers)).facts.page_size)",
+        "keys=live.sample.keys.of(next(iter(self._workers)).facts.page_size)",
     ),
     Mutant(
         "namespaces_mixed",
@@ -388,7 +389,7 @@ MUTANTS = (
     Mutant(
         "tokens_after_the_end",
         "H1",
-        _FRONT,
+        _LIFECYCLE,
         "        elif usage.output_len > live.num_tokens:\n",
         "        elif False:\n",
     ),
@@ -580,8 +581,8 @@ MUTANTS = (
         "moves_a_silent_room",
         "I25",
         _FRONT,
-        "                live.num_repeats += 1\n                self._resume(live, now)\n",
-        "                live.num_repeats += 1\n                self._retry(live, Cause.DECODE, now)\n",
+        "                live.num_repeats += 1\n                self._lifecycle.resume(live, now)\n",
+        "                live.num_repeats += 1\n                self._lifecycle.retry(live, Cause.DECODE, now)\n",
     ),
     # load that goes on while one process is in trouble, several fronts, slow networks
     Mutant(
@@ -616,7 +617,7 @@ MUTANTS = (
         "self.num_numbers -= _num_numbers(told.frames.popleft())",
         "told.frames.popleft()",
     ),
-    Mutant("lost_prompt_logprobs_wait", "B4", _FRONT, "elif not live.has_prompt_logprobs:", "elif False:"),
+    Mutant("lost_prompt_logprobs_wait", "B4", _LIFECYCLE, "elif not live.has_prompt_logprobs:", "elif False:"),
     # ranks of a worker
     Mutant("one_rank_has_sent", "T7", _RANKS, "        if chunk.waiting:\n", "        if False:\n"),
     Mutant("one_rank_has_drained", "A3", _RANKS, "        if ticket.undrained:\n", "        if False:\n"),

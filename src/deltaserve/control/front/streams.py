@@ -6,7 +6,6 @@ A room that WAITS or STREAMS may be between workers: it has no placement then, a
 """
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -192,6 +191,10 @@ class LiveRoom:
         """Whether decode has been silent for so long that a frame of this room may be gone; twice as long each time."""
         return now - self.quiet_since >= after_s * (1 << self.num_repeats)
 
+    def is_on(self, decode: PeerName) -> bool:
+        """Whether it is placed on that decode worker."""
+        return self.placement is not None and self.placement.decode == decode
+
     def move(self, event: RoomEvent) -> None:
         """Raises StateError for an event the table has no cell for; nothing changes then."""
         self.state = advance(ROOM_TRANSITIONS, self.state, event, f"room {self.room.hex()}")
@@ -247,7 +250,7 @@ class Rooms:
 
     def on(self, worker: PeerName) -> list[LiveRoom]:
         """Rooms placed on a decode worker."""
-        return [r for r in self._rooms.values() if r.placement is not None and r.placement.decode == worker]
+        return [room for room in self._rooms.values() if room.is_on(worker)]
 
     def add(self, live: LiveRoom) -> None:
         """Precondition: the room is not in the table."""
@@ -301,45 +304,3 @@ class Rooms:
                 raise IntegrityError(f"room {live.room.hex()} waits with {live.num_tokens} tokens delivered")
             if (live.placement is None) != (live.room in self.unplaced):
                 raise IntegrityError(f"room {live.room.hex()}: placement {live.placement}, and listed otherwise")
-
-
-_MAX_ECHOES = 4096
-
-
-class Echoes:
-    """When a Cancel may next be sent for a room that a worker still talks about though it is over here. Bounded."""
-
-    def __init__(self, pause_s: float) -> None:
-        self._pause_s = pause_s
-        self._next: OrderedDict[tuple[PeerName, Room], float] = OrderedDict()
-
-    def cancelled(self, worker: PeerName, room: Room, now: float) -> None:
-        """A Cancel was just sent."""
-        self._next[worker, room] = now + self._pause_s
-        self._next.move_to_end((worker, room))
-        while len(self._next) > _MAX_ECHOES:
-            self._next.popitem(last=False)
-
-    def may_cancel(self, worker: PeerName, room: Room, now: float) -> bool:
-        return now >= self._next.get((worker, room), now)
-
-    def __len__(self) -> int:
-        return len(self._next)
-
-
-class Strays:
-    """Rooms that a worker may still have though they are over or elsewhere: it was not there to be told. Bounded."""
-
-    def __init__(self) -> None:
-        self._rooms: dict[PeerName, dict[Room, None]] = {}
-
-    def left(self, worker: PeerName, room: Room) -> None:
-        """The room is not its any more."""
-        rooms = self._rooms.setdefault(worker, {})
-        rooms[room] = None
-        if len(rooms) > _MAX_ECHOES:
-            del rooms[next(iter(rooms))]
-
-    def take(self, worker: PeerName) -> list[Room]:
-        """What the worker is to be told, or, where its life is over, needs not be: nothing is left of it."""
-        return list(self._rooms.pop(worker, ()))

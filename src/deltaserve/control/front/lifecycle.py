@@ -1,0 +1,333 @@
+"""What becomes of a room once it is admitted: submitted to decode, told to its client, retried elsewhere, ended."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from deltaserve.control.front.balance import Choice
+from deltaserve.control.front.cancels import Cancels
+from deltaserve.control.front.client import OutputDelta
+from deltaserve.control.front.events import Deliver, Fail, FrontAction, FrontConfig
+from deltaserve.control.front.placing import Placer
+from deltaserve.control.front.retry import Cause, Remedy, blame, cause_of, told, waits_for_workers
+from deltaserve.control.front.streams import LiveRoom, RoomEvent, Rooms, RoomState, unseen
+from deltaserve.control.front.workers import Worker, Workers
+from deltaserve.core.errors import FailReason, RequestFailed
+from deltaserve.core.ids import Room
+from deltaserve.core.tokens import TOKEN_BYTES, pack_u32, unpack_u32
+from deltaserve.core.wire.messages import (
+    Finish,
+    Finished,
+    FinishReason,
+    Message,
+    PromptLogprobs,
+    Submit,
+    TokenRun,
+    Usage,
+)
+
+_REST_S = 1.0
+"""Pause before a room goes to a worker that others do not reach, or that was leaving: the front may learn of it
+later."""
+_AT_ONCE = frozenset({Cause.DECODE, Cause.SILENT, Cause.GAP})
+"""Causes that say nothing of the workers that are left."""
+
+
+class Lifecycle:
+    """All rooms of one front, from their first Submit to their end. What is to be done goes to `emit`, in order."""
+
+    def __init__(
+        self,
+        config: FrontConfig,
+        workers: Workers,
+        placer: Placer,
+        rooms: Rooms,
+        counts: Counter[str],
+        emit: Callable[[FrontAction], None],
+    ) -> None:
+        self._workers = workers
+        self._placer = placer
+        self._rooms = rooms
+        self._counts = counts
+        self._emit = emit
+        self._cancels = Cancels(workers, config.echo_s)
+
+    # ------------------------------------------------------------ workers come and go
+
+    def ended(self, worker: Worker, now: float) -> None:
+        """A worker's life is over: nothing is left there of its rooms."""
+        self._cancels.forget(worker)
+        self._on_gone(worker, Cause.DECODE, now)
+
+    def unreachable(self, worker: Worker, cause: Cause, now: float) -> None:
+        """A worker is not heard of: it may still have its rooms when it is back."""
+        for live in self._rooms.on(worker.name):
+            self._cancels.later(worker, live.room)
+        self._on_gone(worker, cause, now)
+
+    def _on_gone(self, worker: Worker, cause: Cause, now: float) -> None:
+        """What a lost decode worker had goes elsewhere. A lost prefill worker is decode's matter."""
+        self._placer.residency.forget(worker.name)
+        for live in self._rooms.on(worker.name):
+            if not self.retry(live, cause, now):
+                text = "the workers that computed it ended, one after the other, without a token between them"
+                self._end(live, FailReason.PEER_LOST, text)
+
+    def back(self, worker: Worker, now: float) -> None:
+        """The connection to it was interrupted: whatever was said in the meantime is asked for again."""
+        for live in self._rooms.on(worker.name):
+            self.resume(live, now)
+
+    # ------------------------------------------------------------ one room
+
+    def retry(self, live: LiveRoom, cause: Cause, now: float) -> bool:
+        """Whether the room goes on: submitted again, waiting for a worker, or complete as it is."""
+        placement = live.placement
+        if self._is_complete(live):
+            return True
+        remedy = live.retries.next(cause, live.is_started)
+        if remedy is Remedy.GIVE_UP or placement is None:
+            return False
+        if cause is Cause.NUMERICAL:
+            live.sample = live.sample.alone()
+        choice = None
+        try:
+            if remedy is not Remedy.LATER:
+                choice = self._placer.choose_next(live.sample, placement, remedy, now)
+        except RequestFailed:
+            if not waits_for_workers(cause, live.is_started):
+                return False  # the client is told of the failure itself
+        self._counts[f"retried_{cause.value}"] += 1
+        self._unplace(live, now)
+        if choice is None:
+            live.rests_until = now if cause in _AT_ONCE else now + _REST_S
+        else:
+            self._place(live, choice, now)
+        return True
+
+    def place_waiting(self, now: float) -> None:
+        """Rooms between workers go where there are some again."""
+        if not self._rooms.unplaced or self._workers.shortage() is not None:
+            return
+        for live in list(self._rooms.unplaced.values()):
+            if now < live.rests_until:
+                continue
+            try:
+                choice = self._placer.choose(live.sample, now)
+            except RequestFailed:
+                continue  # whoever is there is too small for it
+            self._place(live, choice, now)
+
+    def _place(self, live: LiveRoom, choice: Choice, now: float) -> None:
+        live.place(self._placer.place(live.sample, choice, now), now)
+        self._rooms.unplaced.pop(live.room, None)
+        self._rooms.move(live, RoomEvent.RESUBMIT)
+        self.submit(live, now)
+
+    def _unplace(self, live: LiveRoom, now: float) -> None:
+        """Give back the room's place; output that it was not delivered is generated anew elsewhere."""
+        self._release(live)
+        live.unplace(now)
+        live.forget_held()
+        self._rooms.unplaced[live.room] = live
+
+    def resume(self, live: LiveRoom, now: float) -> None:
+        """Ask decode to go on behind what came: it may have said more that was lost, or may never have heard of it."""
+        if live.state is RoomState.FINISHING:  # the client has all it wants
+            self._cancel_at_decode(live, FailReason.CANCELLED, now)
+        if not self._is_complete(live):
+            self._counts["resumed"] += 1
+            self.submit(live, now)
+
+    def finish(self, live: LiveRoom, output_len: int) -> None:
+        """The client has all it wants."""
+        if live.state is RoomState.FINISHING:
+            return
+        self._rooms.move(live, RoomEvent.FINISH)
+        self._to_decode(live, Finish(room=live.room, output_len=output_len))
+        live.num_repeats = 0
+        if live.placement is None:  # no worker has anything left to tell
+            self._complete(live, FinishReason.STOP, live.own_usage())
+
+    def _is_complete(self, live: LiveRoom) -> bool:
+        """Whether the client has all there is: then the room ends, though decode's Finished did not come."""
+        finish = FinishReason.STOP if live.state is RoomState.FINISHING else live.finish
+        if finish is not None:
+            self._complete(live, finish, live.own_usage())
+        return finish is not None
+
+    def submit(self, live: LiveRoom, now: float) -> None:
+        assert live.placement is not None  # whoever submits has placed it
+        decode = self._workers.get(live.placement.decode)
+        assert decode is not None  # workers are never removed from the registry
+        generation, prefill = live.sample.generation, live.placement.prefill
+        sampling = generation.sampling
+        if live.has_prompt_logprobs:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+        live.epoch += 1
+        submit = Submit(
+            room=live.room,
+            epoch=live.epoch,
+            prompt=generation.prompt + pack_u32(live.output),
+            prompt_len=live.prompt_len,
+            keys=live.sample.keys.of(decode.facts.page_size),
+            namespace=generation.namespace,
+            sampling=sampling,
+            prefill=None if prefill is None else self._workers.address(prefill),
+            remaining_ms=max(1, math.ceil(1000 * (live.deadline - now))),
+            cache=generation.cache,
+            local_len=live.placement.local_len,
+        )
+        self._to_decode(live, submit)
+        live.quiet_since = now
+
+    def _to_decode(self, live: LiveRoom, message: Message) -> None:
+        worker = None if live.placement is None else self._workers.get(live.placement.decode)
+        if worker is not None and worker.is_ready:
+            self._workers.send(worker, message)
+
+    def _live(self, worker: Worker, room: Room, now: float) -> LiveRoom | None:
+        """The room, if this worker has it. A worker that talks about a room it has not is told so, now and then."""
+        live = self._rooms.get(room)
+        if live is not None and live.is_on(worker.name):
+            return live
+        self._cancels.answer(worker, room, now)
+        return None
+
+    def _cancel_at_decode(self, live: LiveRoom, reason: FailReason, now: float) -> None:
+        worker = None if live.placement is None else self._workers.get(live.placement.decode)
+        if worker is not None:
+            self._cancels.cancel(worker, live.room, reason, now)
+
+    def cancel_strays(self, worker: Worker, now: float) -> None:
+        """A worker that is back in the same life, and still has rooms that have ended or gone elsewhere."""
+        for room in self._cancels.forget(worker):
+            live = self._rooms.get(room)
+            if live is None or not live.is_on(worker.name):
+                self._cancels.cancel(worker, room, FailReason.CANCELLED, now)
+
+    def _start_over(self, live: LiveRoom, text: str, now: float) -> None:
+        """Prompt logprobs were lost, which nobody tells again: nothing was delivered behind them."""
+        self._cancel_at_decode(live, FailReason.CANCELLED, now)
+        if not self.retry(live, Cause.GAP, now):
+            self._end(live, FailReason.PEER_LOST, text)
+
+    def give_up(self, live: LiveRoom, reason: FailReason, text: str, now: float) -> None:
+        self._cancel_at_decode(live, reason, now)
+        self._end(live, reason, text)
+
+    def _end(self, live: LiveRoom, reason: FailReason, text: str) -> None:
+        """The room fails; but a client that has all it wants is not told of it."""
+        if live.state is RoomState.FINISHING and reason is not FailReason.CANCELLED:
+            self._complete(live, FinishReason.STOP, live.own_usage())
+            return
+        self._remove(live)
+        self._counts[f"failed_{reason.value}"] += 1
+        self._emit(Fail(live.room, RequestFailed(reason, text)))
+
+    def _complete(self, live: LiveRoom, finish: FinishReason, usage: Usage) -> None:
+        self._remove(live)
+        self._counts["finished"] += 1
+        self._emit(Deliver(live.room, OutputDelta(finish=finish, usage=usage)))
+
+    def _remove(self, live: LiveRoom) -> None:
+        self._release(live)
+        self._rooms.remove(live)
+
+    def _release(self, live: LiveRoom) -> None:
+        """Free the room's place on its workers."""
+        if live.placement is not None:
+            self._release_prefill(live)
+            self._placer.release_decode(live.placement, live.num_tokens)
+
+    def _release_prefill(self, live: LiveRoom) -> None:
+        """The prompt is computed, or needs not be any more."""
+        if live.is_computing and live.placement is not None:
+            self._placer.release_prefill(live.placement)
+        live.is_computing = False
+
+    # ------------------------------------------------------------ what decode tells
+
+    def on_tokens(self, worker: Worker, run: TokenRun, now: float) -> None:
+        live = self._live(worker, Room(run.room), now)
+        if live is None or live.state is RoomState.FINISHING or run.epoch != live.epoch:
+            return
+        live.heard(now)
+        num_tokens, rest = divmod(len(run.tokens), TOKEN_BYTES)
+        if rest or run.start < 0 or (run.logprobs and len(run.logprobs) != num_tokens):
+            self.give_up(live, FailReason.INTERNAL, "malformed tokens from decode", now)
+            return
+        if run.start > live.num_tokens:  # frames were lost with the connection that carried them
+            self.resume(live, now)
+            return
+        tokens = unpack_u32(run.tokens)
+        if live.contradicts(run.start, tokens):
+            self.give_up(live, FailReason.INTERNAL, "decode took back tokens that were delivered", now)
+            return
+        num_known = live.num_tokens - run.start
+        if len(tokens) > num_known:
+            self._take_tokens(live, run, num_known, now)
+
+    def _take_tokens(self, live: LiveRoom, run: TokenRun, num_known: int, now: float) -> None:
+        """The run's tokens behind the known ones, at least one."""
+        if live.state is RoomState.WAITING:
+            live.first_token_s = now - live.submitted_at
+        if live.is_computing and live.placement is not None:
+            self._placer.succeeded(live.placement)
+        self._release_prefill(live)
+        self._rooms.move(live, RoomEvent.TOKENS)
+        live.retries.progressed()
+        tokens = unpack_u32(run.tokens)[num_known:]
+        live.output += tokens
+        usage = None if run.usage is None else live.timed(run.usage)
+        live.held.append(OutputDelta(tokens=tokens, logprobs=run.logprobs[num_known:], usage=usage))
+        self._deliver_held(live)
+
+    def _deliver_held(self, live: LiveRoom) -> None:
+        """Tokens go out when the prompt's logprobs are complete: those take another way and may come later."""
+        if live.has_prompt_logprobs:
+            for delta in live.held:
+                self._emit(Deliver(live.room, delta))
+            live.held.clear()
+
+    def on_prompt_logprobs(self, worker: Worker, message: PromptLogprobs, now: float) -> None:
+        live = self._live(worker, Room(message.room), now)
+        if live is None or live.state is RoomState.FINISHING:
+            return
+        live.heard(now)
+        values = unseen(live.num_prompt_logprobs, message.start, message.values)
+        if values is None:
+            self._start_over(live, f"prompt logprobs {live.num_prompt_logprobs} .. {message.start - 1} never came", now)
+        elif values:
+            live.num_prompt_logprobs += len(values)
+            self._emit(Deliver(live.room, OutputDelta(prompt_logprobs=tuple(values))))
+            self._deliver_held(live)
+
+    def on_finished(self, worker: Worker, message: Finished, now: float) -> None:
+        live = self._rooms.get(Room(message.room))
+        if live is None or not live.is_on(worker.name) or message.epoch != live.epoch:
+            return  # over there and here, or not an answer to the last Submit
+        live.heard(now)
+        usage = live.timed(message.usage)
+        if live.state is RoomState.FINISHING:
+            self._complete(live, message.finish or FinishReason.STOP, usage)
+        elif message.finish is None:
+            self._on_failed(live, message, now)
+        elif usage.output_len > live.num_tokens:
+            self.resume(live, now)  # decode tells the rest again
+        elif not live.has_prompt_logprobs:
+            self._start_over(live, f"prompt logprobs from {live.num_prompt_logprobs} on never came", now)
+        else:
+            self._placer.succeeded(live.placement)
+            self._complete(live, message.finish, usage)
+
+    def _on_failed(self, live: LiveRoom, message: Finished, now: float) -> None:
+        reason = message.reason or FailReason.INTERNAL
+        half = blame(reason)
+        if half is not None and live.placement is not None:
+            self._placer.failed(live.placement, half, now)
+        cause = cause_of(reason, message.retryable)
+        if cause is None or not self.retry(live, cause, now):
+            self._end(live, told(reason), message.message or reason.value)
