@@ -32,6 +32,7 @@ from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.serving import Serving
 from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.peer.link import FrameIn, LinkBroken, PeerDied
+from deltaserve.control.peer.page_fit import CHANGEABLE
 from deltaserve.control.sched.needs import Needs
 from deltaserve.control.sched.plan import StepPlan, StepResult
 from deltaserve.control.sched.queue import TryOutcome
@@ -53,7 +54,6 @@ SERVES = frozenset({Role.DECODE, Role.UNIFIED})
 """Roles that serve requests of fronts (and take pages in)."""
 WRITES = frozenset({Role.PREFILL})
 """Roles that compute prompts for other workers."""
-_CHANGEABLE = (Role.PREFILL, Role.DECODE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class EngineCore:
 
     def _on_change(self, asked: ChangeRole, now: float) -> None:
         """Asked again it changes nothing; asked for another role, that one is the next."""
-        if {asked.role, self.config.role}.difference(_CHANGEABLE):
+        if {asked.role, self.config.role}.difference(CHANGEABLE):
             return
         if self._change is not None:
             self._change = replace(self._change, role=asked.role)

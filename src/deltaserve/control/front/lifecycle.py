@@ -320,6 +320,7 @@ class Lifecycle:
         elif not live.has_prompt_logprobs:
             self._start_over(live, f"prompt logprobs from {live.num_prompt_logprobs} on never came", now)
         else:
+            assert live.placement is not None  # see is_on
             self._placer.succeeded(live.placement)
             self._complete(live, message.finish, usage)
 

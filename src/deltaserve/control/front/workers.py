@@ -23,7 +23,7 @@ from deltaserve.control.front.load import LoadReport, Unseen
 from deltaserve.control.front.wellness import Wellness
 from deltaserve.control.peer.handshake import Handshake, Received, Reception
 from deltaserve.control.peer.link import Dial, HangUp, LinkAction, SendFrame
-from deltaserve.control.peer.page_fit import page_differences, unequal_fields
+from deltaserve.control.peer.page_fit import CHANGEABLE, misfit
 from deltaserve.control.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable
 from deltaserve.core.ids import PeerName, Role
 from deltaserve.core.keys import seed_check
@@ -349,7 +349,7 @@ class Workers:
         was_away, worker.away_since = worker.away_since is not None, None
         worker.peer.hello = hello
         worker.hello_pause_s = 0.0
-        self._judge(worker)
+        self._judge(worker, hello)
         self._reconsider()
         self._expect(worker, now)
         is_back = worker.is_ready and (was_away or received.was_broken)
@@ -374,46 +374,19 @@ class Workers:
         if worker.takes_rooms:
             worker.expected_until, worker.last_facts = now + self._config.come_back_s, worker.facts
 
-    def _judge(self, worker: Worker) -> None:
+    def _judge(self, worker: Worker, hello: Hello) -> None:
         """Take the worker as what its Hello says, or refuse it."""
-        worker.refusal = self._misfit(worker)
+        others = {w.name: w.peer.hello for w in self if w is not worker and w.is_ready and w.peer.hello is not None}
+        worker.refusal = misfit(hello, worker.member.role, self._seed_check, others)
         self.table.move(worker.peer, PeerEvent.HELLO if worker.refusal is None else PeerEvent.REFUSE)
-        if worker.is_ready and worker.peer.hello is not None:
-            self._learn_role(worker, worker.peer.hello)
+        if worker.is_ready:
+            self._learn_role(worker, hello)
 
     def _reconsider(self) -> None:
         """Judge the refused workers again: the one they were compared with may be gone."""
         for worker in self._workers.values():
             if worker.peer.state is PeerState.REFUSED and worker.peer.hello is not None:
-                self._judge(worker)
-
-    def _misfit(self, worker: Worker) -> str | None:
-        """Why the worker cannot be used."""
-        hello = worker.peer.hello
-        if hello is None:
-            return "said nothing about itself"
-        configured, its_own = worker.member.role, hello.configured_role or hello.role
-        if its_own != configured.value or not _may_become(configured, hello.role):
-            says = hello.role if its_own == configured.value else its_own
-            return f"role: configured {configured.value}, it says {says[:80]}"
-        if hello.facts.page_size <= 0:
-            return f"page size {hello.facts.page_size} is not above 0"
-        check = hello.facts.keys_seed_check
-        if check and check != self._seed_check:
-            return f"cluster secret or model: ours {self._seed_check.hex()[:8]}, theirs {check.hex()[:8]} (hashes)"
-        others = [
-            (other.name, other.peer.hello) for other in self._workers.values() if other is not worker and other.is_ready
-        ]
-        for name, others_hello in others:
-            if others_hello is None:
-                continue
-            sides = "here", f"on {name}"
-            differences = unequal_fields(_identity(hello), _identity(others_hello), sides)
-            if {hello.role, others_hello.role} == _PAIR:
-                differences += page_differences(hello.facts, others_hello.facts, sides)
-            if differences:
-                return f"does not fit {name}: {'; '.join(differences)[:1000]}"
-        return None
+                self._judge(worker, worker.peer.hello)
 
     def on_status(self, worker: Worker, status: Status, now: float) -> None:
         """A report that no worker could mean is not used: prices made of it would fail every request."""
@@ -491,18 +464,3 @@ _MAX_REPORTED = 1 << 53
 _MIN_MEASURED = 1e-9
 """Tokens per second, or seconds. Zero means not measured yet; a rate near it would price everything at infinity."""
 _THERE = (PeerState.READY, PeerState.REFUSED)
-
-
-CHANGEABLE = frozenset({Role.PREFILL, Role.DECODE})
-_PAIR = {Role.PREFILL.value, Role.DECODE.value}
-"""Roles between which pages move."""
-
-
-def _may_become(configured: Role, role: str) -> bool:
-    """Whether a process that was started in one role may be found in another."""
-    return role == configured.value or {configured.value, role} == {changeable.value for changeable in CHANGEABLE}
-
-
-def _identity(hello: Hello) -> dict[str, str]:
-    """All that must be equal among the workers of one front."""
-    return {"vocab_size": str(hello.facts.vocab_size), **hello.compat}

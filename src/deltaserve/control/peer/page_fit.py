@@ -16,9 +16,13 @@ The two workers judge each other. A front judges them as well: if it took both i
 
 from collections.abc import Mapping
 
+from deltaserve.core.ids import PeerName, Role
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.spec import CacheSpec, PageTerms
 from deltaserve.core.wire.messages import Facts, Hello
+
+CHANGEABLE = frozenset({Role.PREFILL, Role.DECODE})
+"""Roles that a worker may change between."""
 
 
 def unfitting(compat: Mapping[str, str], cache: CacheSpec, facts: Facts, hello: Hello) -> list[str]:
@@ -34,6 +38,40 @@ def unfitting(compat: Mapping[str, str], cache: CacheSpec, facts: Facts, hello: 
     except ValueError as error:
         return [*differences, str(error)]
     return differences + page_differences(facts, hello.facts)
+
+
+def misfit(hello: Hello, configured: Role, seed_check: bytes, others: Mapping[PeerName, Hello]) -> str | None:
+    """Why a front cannot use the worker that says `hello`, beside `others`; None: it can.
+
+    `configured`: what it is to have been started as. `seed_check`: of the front's own secret and model.
+    """
+    its_own = hello.configured_role or hello.role
+    if its_own != configured.value or not _may_become(configured, hello.role):
+        says = hello.role if its_own == configured.value else its_own
+        return f"role: configured {configured.value}, it says {says[:80]}"
+    if hello.facts.page_size <= 0:
+        return f"page size {hello.facts.page_size} is not above 0"
+    check = hello.facts.keys_seed_check
+    if check and check != seed_check:
+        return f"cluster secret or model: ours {seed_check.hex()[:8]}, theirs {check.hex()[:8]} (hashes)"
+    for name, other in others.items():
+        sides = "here", f"on {name}"
+        differences = unequal_fields(_identity(hello), _identity(other), sides)
+        if {hello.role, other.role} == {role.value for role in CHANGEABLE}:  # between these pages move
+            differences += page_differences(hello.facts, other.facts, sides)
+        if differences:
+            return f"does not fit {name}: {'; '.join(differences)[:1000]}"
+    return None
+
+
+def _may_become(configured: Role, role: str) -> bool:
+    """Whether a process that was started in one role may be found in another."""
+    return role == configured.value or {configured.value, role} == {changeable.value for changeable in CHANGEABLE}
+
+
+def _identity(hello: Hello) -> dict[str, str]:
+    """All that must be equal among the workers of one front."""
+    return {"vocab_size": str(hello.facts.vocab_size), **hello.compat}
 
 
 def page_differences(ours: Facts, theirs: Facts, sides: tuple[str, str] = ("ours", "theirs")) -> list[str]:
