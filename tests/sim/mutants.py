@@ -39,6 +39,9 @@ _RANK_PLANE = "deltaserve.control.transfer.rank_plane"
 _SERVING = "deltaserve.control.engine.serving"
 _OUTFLOW = "deltaserve.control.engine.outflow"
 _INTAKE = "deltaserve.control.engine.intake"
+_ADDRESSES = "deltaserve.control.engine.addresses"
+_OWN_HELLO = "deltaserve.control.engine.own_hello"
+_ENDPOINTS = "deltaserve.control.engine.peer_endpoints"
 _LINKS = "deltaserve.control.engine.peer_links"
 _METER = "deltaserve.control.engine.meter"
 _ROOMS = "deltaserve.control.engine.rooms"
@@ -274,7 +277,7 @@ MUTANTS = (
     ),
     Mutant("half_a_link", "F9", _LINKS, "case Reception.LEFT if is_dialled:", "case Reception.LEFT if False:"),
     Mutant("half_a_link_to_the_front", "F9", _WORKERS, "case Reception.LEFT, _:", "case Reception.LEFT, _ if False:"),
-    Mutant("link_ends_without_fence", "A10", _LINKS, "        turn.do(FencePeer(name))\n", ""),
+    Mutant("link_ends_without_fence", "A10", _ENDPOINTS, "        turn.do(FencePeer(name))\n", ""),
     Mutant(
         "corrupt_frame_accepted",
         "G2",
@@ -301,8 +304,8 @@ MUTANTS = (
     Mutant(
         "greets_under_tickets",
         "F8",
-        _LINKS,
-        "        if peer.is_ready and places.known:\n",
+        _ADDRESSES,
+        "        if is_up and places.known:\n",
         "        if False:\n",
     ),
     Mutant("former_address", "F8", _WORKERS, "        worker.member = member\n", ""),
@@ -543,7 +546,7 @@ MUTANTS = (
     Mutant(
         "another_role_is_another_model",
         "G1",
-        _LINKS,
+        _OWN_HELLO,
         "reason = FailReason.INCOMPATIBLE if differences else FailReason.NO_PEER",
         "reason = FailReason.INCOMPATIBLE",
     ),

@@ -222,7 +222,7 @@ def test_nobody_else_may_drain_or_revoke_a_pairs_ticket() -> None:
 def _make_ready(instance: Outflow | Serving) -> None:
     """As if its endpoint had been attached."""
     peer = instance.links.table.get(EVIL)
-    greeting = instance.links._greetings[EVIL]
+    greeting = instance.links.endpoints.greetings[EVIL]
     peer.hello, peer.state = greeting.theirs, PeerState.READY
 
 

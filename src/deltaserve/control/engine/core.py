@@ -149,7 +149,7 @@ class EngineCore:
                 self.serving.on_endpoint(event.peer, turn)
             case _:
                 if isinstance(event, PeerFenced):
-                    self.links.on_fenced()
+                    self.links.endpoints.on_fenced()
                 self.outflow.on_report(event, turn)
                 self.serving.on_report(event, turn)
         self._pending += turn.actions
@@ -234,7 +234,7 @@ class EngineCore:
             self.links.leave(turn)
 
     def may_hand_over(self) -> bool:
-        is_over = self._change is not None and self._change.has_left and not self.links.is_fencing
+        is_over = self._change is not None and self._change.has_left and not self.links.endpoints.is_fencing
         return is_over and not self._is_to_end
 
     def successor(self, boot: Boot) -> "EngineCore":

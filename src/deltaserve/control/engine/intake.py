@@ -21,6 +21,7 @@ from deltaserve.control.sched.queue import TryOutcome
 from deltaserve.control.sched.request import Origin, Request
 from deltaserve.control.transfer.commands import ExpectPages, ForgetPages, Landed, PagesVerified, TicketId
 from deltaserve.control.transfer.receiver import Heard, Receiver, Ticket
+from deltaserve.control.transfer.staging import STAGING
 from deltaserve.core.errors import FailReason, ProtocolError
 from deltaserve.core.ids import PeerName
 from deltaserve.core.keys import KEY_BYTES
@@ -156,7 +157,7 @@ class Intake:
         """
         if room.arrived is not None and now >= (room.times.landed or now) + _LOGPROBS_S:
             return AttemptFailed(room, FailReason.TRANSFER_FAILED, "log-probabilities of the prompt did not come")
-        if room.sent_at is not None and self._links.is_fencing:
+        if room.sent_at is not None and self._links.endpoints.is_fencing:
             room.sent_at = now  # what arrived is not heard before that fence is there
         if room.sent_at is not None and room.state is DecodeState.GRANTED and now >= room.sent_at + _ARRIVAL_S:
             return AttemptFailed(room, FailReason.TRANSFER_FAILED, "prefill has sent everything, not all has arrived")
@@ -222,7 +223,7 @@ class Intake:
         needs = tuple(map(len, missing))
         if not scheduler.waiting.yield_to(request, needs, reserve) or not self._parts.budget.make_room(needs):
             return TryOutcome.NO_ROOM
-        pairs = self._pairs(self._links.num_ranks(room.prefill))
+        pairs = self._pairs(len(self._links.table.get(room.prefill).ends))
         ticket = self._receiver.grant(room.prefill, boot, room.room, room.attempt, missing, pairs)
         if ticket is None:
             return TryOutcome.NO_ROOM
@@ -274,7 +275,8 @@ class Intake:
     def _expect(self, ticket: Ticket, turn: EngineTurn) -> None:
         """Tell the ranks what to scatter, before the grant goes out: a rank scatters nothing but what it was told
         of."""
-        if self._links.may_stage(ticket.peer):
+        ends = self._links.table.get(ticket.peer).ends
+        if any(region.component == STAGING for end in ends for region in end.regions):
             self._expected.add(ticket.id)
             firsts = tuple(missing.start for missing in ticket.coverage.missing)
             turn.do(ExpectPages(ticket.peer, ticket.id, firsts, ticket.pages))

@@ -10,49 +10,36 @@ A Hello is repeated with every heartbeat until it is answered; a repeated one ge
 Links to fronts carry no data and are ready with the Hello itself.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-import xxhash
-
+from deltaserve.control.engine.addresses import Addresses
 from deltaserve.control.engine.api import InstanceConfig
 from deltaserve.control.engine.checks import Refusal, are_pair, may_say
+from deltaserve.control.engine.farewell import Farewell
+from deltaserve.control.engine.own_hello import OwnHello
+from deltaserve.control.engine.peer_endpoints import PeerEndpoints
 from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.peer.handshake import NOT_READY, Handshake, Received, Reception
 from deltaserve.control.peer.link import Dial, HangUp, SendFrame
-from deltaserve.control.peer.page_fit import terms_of, unfitting
 from deltaserve.control.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable
 from deltaserve.control.transfer.commands import (
     AttachEndpoint,
     EndpointAttached,
     EndpointFailed,
     EndpointOpened,
-    FencePeer,
-    OpenEndpoint,
 )
-from deltaserve.control.transfer.staging import STAGING
 from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import Boot, PeerName, Role
-from deltaserve.core.layout.spec import PageTerms
 from deltaserve.core.wire.messages import (
-    PROTOCOL_VERSION,
     Envelope,
     Facts,
     Heartbeat,
     Hello,
     Message,
     PeerAddress,
-    RankEnd,
 )
 
 _MAX_PEERS = 1024
-_MAX_PLACES = 4
-"""Most addresses that are kept for one peer."""
-_PLACE_S = 5.0
-"""A peer that is not there is looked for at each of its addresses for so long."""
-_FAREWELLS = 60
-"""Heartbeats with which those who knew the engine before this one hear that it is over, unless they are heard of."""
 _STRANGER_S = 60.0
 """A peer that is not there and was not dialled is forgotten after so long."""
 
@@ -68,71 +55,12 @@ class FromPeer(NamedTuple):
     """The peer's former life or endpoint is over: everything held for it must fail first."""
 
 
-@dataclass(slots=True)
-class _Greeting:
-    """An endpoint being opened for a peer, and what we know of theirs."""
-
-    number: int
-    ours: tuple[RankEnd, ...] = ()
-    """The ends of our ranks; none before they are open."""
-    theirs: Hello | None = None
-
-
-@dataclass(slots=True)
-class _Places:
-    """The addresses of a peer that we heard of; the first one is dialled."""
-
-    known: list[PeerAddress] = field(default_factory=list)
-    since: float = 0.0
-    """When the first one was dialled, or the peer was last there."""
-    has_news: bool = False
-    """The second one was heard of later than the first."""
-
-    def remember(self, address: PeerAddress) -> None:
-        """Remember an address to be tried as soon as the peer is not where it was."""
-        others = [place for place in self.known[1:] if place != address]
-        self.known[1:] = [address, *others][: _MAX_PLACES - 1]
-        self.has_news = True
-
-    def put_first(self, address: PeerAddress, now: float) -> None:
-        others = [place for place in self.known if place != address]
-        self.known, self.since, self.has_news = [address, *others][:_MAX_PLACES], now, False
-
-    def next(self, now: float) -> PeerAddress | None:
-        """Another one to dial, when there is one and the first was tried for long enough."""
-        if len(self.known) < 2 or (now - self.since < _PLACE_S and not self.has_news):
-            return None
-        self.known, self.since, self.has_news = [*self.known[1:], self.known[0]], now, False
-        return self.known[0]
-
-
 class TicketMarks(Protocol):
     """Whoever hands out tickets."""
 
     def closed_below(self, peer: PeerName, writer_boot: Boot) -> int:
         """Tickets of the pair below this number are over, as every frame tells."""
         ...
-
-
-class _Farewell:
-    """Everybody who knew the former engine of this name hears that it is over, and greets this one anew."""
-
-    def __init__(self, former: "PeerLinks | None") -> None:
-        self.boots: dict[PeerName, Boot] = {}
-        """Who knew it |-> their boot."""
-        self.hang_up: list[PeerName] = []
-        """Whom it, or one before it, had dialled: over these links they hear of its end."""
-        self.num_beats = 0
-        if former is not None:
-            self.boots = {peer.name: peer.boot for peer in former.table if peer.boot is not None}
-            self.hang_up = [*former.farewell.hang_up, *former.dialled]
-
-    def count_beat(self) -> None:
-        self.num_beats += 1
-
-    def take_hang_ups(self) -> list[PeerName]:
-        names, self.hang_up = self.hang_up, []
-        return names
 
 
 class PeerLinks:
@@ -153,21 +81,15 @@ class PeerLinks:
         self._handshake = Handshake(self.table)
         self._marks = marks
         self._next_beat: float | None = None
-        self._facts = facts
-        self._compat = dict(config.compat)
-        self._dialled: dict[PeerName, _Places] = {}
-        self._greetings: dict[PeerName, _Greeting] = {}
-        self._num_greetings = 0
-        self.farewell = _Farewell(former)
-        self._num_fencing = 0
-        """Fences that were asked for and are not there yet."""
+        self._own = OwnHello(config, facts)
+        self.dialled = Addresses()
+        self.endpoints = PeerEndpoints()
+        self.farewell: Farewell = (
+            Farewell() if former is None else former.farewell.of_successor(former.table, former.dialled)
+        )
         self.refusals: dict[PeerName, Refusal] = {}
         """Why pages will not move between us and a peer, however long one waits; both values are named. One that is
         refused for its role alone may take up another."""
-
-    @property
-    def dialled(self) -> list[PeerName]:
-        return list(self._dialled)
 
     @property
     def stale_frames(self) -> int:
@@ -192,20 +114,6 @@ class PeerLinks:
         """A frame for a peer that had this boot, which is not, or no longer, the one in the table."""
         return SendFrame(name, Envelope(src=self.config.name, src_boot=self.config.boot, dst_boot=boot, body=message))
 
-    def num_ranks(self, name: PeerName) -> int:
-        """Ranks of a peer that is ready."""
-        hello = self.table.get(name).hello
-        return len(hello.ends) if hello is not None else 0
-
-    def _terms_of(self, hello: Hello) -> PageTerms:
-        """Page size and dtypes of a peer that was not refused."""
-        return terms_of(self.config.cache, hello.facts)
-
-    def may_stage(self, name: PeerName) -> bool:
-        """Whether a peer that is ready has staging memory."""
-        hello = self.table.get(name).hello
-        return hello is not None and any(info.component == STAGING for end in hello.ends for info in end.regions)
-
     def is_ready(self, name: PeerName) -> bool:
         """Whether pages can move between us."""
         peer = self.table.get(name)
@@ -219,38 +127,24 @@ class PeerLinks:
     # ------------------------------------------------------------ handshake
 
     def dial(self, address: PeerAddress, turn: EngineTurn) -> None:
-        """Connect and send Hello, unless that is under way or done, or it is us, or no other half of a pair.
-
-        Another address ends no link that is up, and may be one of long ago: it is remembered, and tried in its turn.
-        """
+        """Connect and send Hello, unless that is under way or done, or it is us, or no other half of a pair."""
         name = PeerName(address.name)
         peer = self.table.get(name)
         if name == self.config.name or (peer.role and not are_pair(self.config.role, peer.role)):
             return
-        places = self._dialled.setdefault(name, _Places())
-        if places.known[:1] == [address]:
-            return
-        if peer.is_ready and places.known:
-            places.remember(address)
-            return
-        places.put_first(address, turn.now)
-        self.refusals.pop(name, None)  # it was of whoever was at the other address
-        turn.do(Dial(address))
-        self.greet(name, turn)
+        if self.dialled.is_news(address, peer.is_ready, turn.now):
+            self.refusals.pop(name, None)  # it was of whoever was at the other address
+            turn.do(Dial(address))
+            self.greet(name, turn)
 
     def greet(self, name: PeerName, turn: EngineTurn) -> None:
         """Open an endpoint for a dialled peer; the Hello follows when it is open."""
         peer = self.table.get(name)
-        if name not in self._dialled or peer.state is PeerState.REFUSED:
+        if name not in self.dialled or peer.state is PeerState.REFUSED:
             return
         self.table.move(peer, PeerEvent.GREET)
         peer.last_heard = turn.now
-        turn.do(OpenEndpoint(name, self._new_greeting(name).number))
-
-    def _new_greeting(self, name: PeerName, theirs: Hello | None = None) -> _Greeting:
-        self._num_greetings += 1
-        greeting = self._greetings[name] = _Greeting(self._num_greetings, theirs=theirs)
-        return greeting
+        self.endpoints.open(name, turn)
 
     def receive(self, envelope: Envelope, turn: EngineTurn) -> FromPeer:
         """Deal with what a frame says about the link; what else it says is the instance's."""
@@ -261,8 +155,10 @@ class PeerLinks:
         received = self._handshake.receive(envelope, turn.now)
         if received.reception is Reception.CURRENT:
             return FromPeer(received.peer, envelope.body if may_say(received.peer.role, envelope.body) else None)
-        if received.is_new:
-            self._begin_life(received, turn)
+        if received.is_new:  # another start may have another configuration, and has another endpoint
+            if received.is_gone and received.former_role != Role.FRONT.value:
+                self.endpoints.end(name, turn)
+            self.refusals.pop(name, None)
         if isinstance(envelope.body, Hello) and received.reception is Reception.HELLO:
             return self._on_hello(received.peer, envelope.body, turn, received.is_gone)
         is_over = self._answer(received, Boot(envelope.src_boot), turn)
@@ -271,7 +167,7 @@ class PeerLinks:
     def _answer(self, received: Received, boot: Boot, turn: EngineTurn) -> bool:
         """Tell a peer how it stands with us; whether what was agreed with it is over."""
         name = received.peer.name
-        is_dialled = name in self._dialled
+        is_dialled = name in self.dialled
         match received.reception:
             case Reception.MISADDRESSED:
                 turn.do(self._frame_to(name, boot, Heartbeat()))  # it hears who is here now
@@ -286,27 +182,21 @@ class PeerLinks:
                 return True
         return False
 
-    def _begin_life(self, received: Received, turn: EngineTurn) -> None:
-        """Another start of a peer may have another configuration, and has another endpoint."""
-        if received.is_gone and received.former_role != Role.FRONT.value:
-            self._end_endpoint(received.peer.name, turn)
-        self.refusals.pop(received.peer.name, None)
-
     def _on_hello(self, peer: Peer, hello: Hello, turn: EngineTurn, is_gone: bool) -> FromPeer:
-        if hello.role == Role.FRONT.value and peer.name not in self._dialled:
+        if hello.role == Role.FRONT.value and peer.name not in self.dialled:
             peer.hello = hello
             self.table.move(peer, PeerEvent.HELLO)
-            self.send(peer.name, self._hello((), hello), turn)
+            self.send(peer.name, self._own.hello((), hello), turn)
             return FromPeer(peer, hello, is_gone)
-        if hello.answers and peer.name not in self._dialled:  # of when we were another engine, which had dialled
+        if hello.answers and peer.name not in self.dialled:  # of when we were another engine, which had dialled
             return FromPeer(peer, None, is_gone)
         if self._refuses(peer, hello, turn):
             return FromPeer(peer, None, is_gone)
-        if peer.name in self._dialled:
+        if peer.name in self.dialled:
             return self._on_answer(peer, hello, is_gone, turn)
-        known = self._greetings.get(peer.name)
+        known = self.endpoints.greetings.get(peer.name)
         if peer.is_ready and peer.hello == hello and known is not None and known.ours:
-            self.send(peer.name, self._hello(known.ours, hello), turn)
+            self.send(peer.name, self._own.hello(known.ours, hello), turn)
             return FromPeer(peer, None, is_gone)
         if known is not None and known.theirs == hello and not is_gone:
             return FromPeer(peer, None)  # its endpoint is being opened
@@ -314,18 +204,16 @@ class PeerLinks:
             is_gone = True
             self._end_life(peer, turn)
             self.table.move(peer, PeerEvent.GREET)  # nothing is current until the new endpoint is attached
-        greeting = self._new_greeting(peer.name, hello)
-        turn.do(OpenEndpoint(peer.name, greeting.number, hello.ends, self._terms_of(hello)))
+        self.endpoints.open(peer.name, turn, hello, self._own.terms_of(hello))
         return FromPeer(peer, None, is_gone)
 
     def _on_answer(self, peer: Peer, hello: Hello, is_gone: bool, turn: EngineTurn) -> FromPeer:
-        greeting = self._greetings.get(peer.name)
-        ours = greeting.ours if greeting is not None else ()
-        is_answer = bool(ours) and hello.answers == _digest(ours)
+        greeting = self.endpoints.greetings.get(peer.name)
+        is_answer = greeting is not None and greeting.is_answered_by(hello)
         if greeting is not None and is_answer and greeting.theirs is None and not is_gone:
             greeting.theirs = hello
-            turn.do(AttachEndpoint(peer.name, greeting.number, hello.ends, self._terms_of(hello)))
-        elif peer.is_ready and not (is_answer and greeting is not None and _same_endpoint(greeting, hello)):
+            turn.do(AttachEndpoint(peer.name, greeting.number, hello.ends, self._own.terms_of(hello)))
+        elif peer.is_ready and not (greeting is not None and is_answer and greeting.has_ends_of(hello)):
             # it has attached to an endpoint that is no more, or has made another one since
             is_gone = True
             self.fence(peer.name, turn)
@@ -334,36 +222,22 @@ class PeerLinks:
         return FromPeer(peer, None, is_gone)
 
     def _refuses(self, peer: Peer, hello: Hello, turn: EngineTurn) -> bool:
-        differences = unfitting(self._compat, self.config.cache, self._facts, hello)
-        if hello.version != PROTOCOL_VERSION:
-            differences.append(f"protocol version: ours {PROTOCOL_VERSION}, theirs {hello.version}")
-        reason = FailReason.INCOMPATIBLE if differences else FailReason.NO_PEER
-        if not are_pair(self.config.role, hello.role):
-            differences.append(f"role: ours {self.config.role.value}, theirs {hello.role[:80]!r}")
-        if not differences:
+        refusal = self._own.refusal(hello)
+        if refusal is None:
             self.refusals.pop(peer.name, None)
             return False
-        if peer.name not in self._dialled:
-            self.send(peer.name, self._hello((), hello), turn)  # so that the other side can name both values as well
-        self.refusals[peer.name] = reason, "; ".join(differences)
+        if peer.name not in self.dialled:
+            self.send(
+                peer.name, self._own.hello((), hello), turn
+            )  # so that the other side can name both values as well
+        self.refusals[peer.name] = refusal
         self.table.move(peer, PeerEvent.REFUSE)
-        if peer.name in self._greetings:
-            self._end_endpoint(peer.name, turn)  # the one that was opened for its Hello
-        if reason is FailReason.NO_PEER and self._dialled.pop(peer.name, None) is not None:
+        if peer.name in self.endpoints.greetings:
+            self.endpoints.end(peer.name, turn)  # the one that was opened for its Hello
+        if refusal[0] is FailReason.NO_PEER and self.dialled.drop(peer.name):
             self.table.move(peer, PeerEvent.LOSE)
             turn.do(HangUp(peer.name))  # whoever needs it in a role that fits says where it is: see `dial`
         return True
-
-    def _hello(self, ends: tuple[RankEnd, ...], answered: Hello | None = None) -> Hello:
-        return Hello(
-            role=self.config.role.value,
-            compat=self._compat,
-            facts=self._facts,
-            transport=self.config.transport,
-            ends=ends,
-            answers=_digest(answered.ends) if answered is not None else b"",
-            configured_role=self.config.configured_role.value if self.config.configured_role is not None else "",
-        )
 
     # ------------------------------------------------------------ another engine takes over
 
@@ -371,32 +245,19 @@ class PeerLinks:
         """End every endpoint, also one that is being opened; hang up whom we dialled."""
         for peer in self.table:
             if peer.role != Role.FRONT.value:
-                self._end_endpoint(peer.name, turn)
+                self.endpoints.end(peer.name, turn)
                 self.lose(peer.name)
 
-    @property
-    def is_fencing(self) -> bool:
-        """Whether the transfer thread waits for a fence, and hears nothing else meanwhile. Reports come in order: after
-        `leave`, nothing that was commanded is still to be reported on when this ends.
-        """
-        return self._num_fencing > 0
-
     def farewells(self) -> list[SendFrame]:
-        """Frames to peers of whom nothing was heard since: they may keep what they remember of the former engine for
-        ever."""
-        boots = self.farewell.boots.items()
-        return [self._frame_to(name, boot, NOT_READY) for name, boot in boots if self.table.get(name).boot is None]
+        """What those hear who knew the engine before this one, and of whom nothing was heard since."""
+        return [self._frame_to(name, boot, NOT_READY) for name, boot in self.farewell.unheard(self.table)]
 
     # ------------------------------------------------------------ reports and time
-
-    def on_fenced(self) -> None:
-        """The transfer thread is done with a FencePeer."""
-        self._num_fencing -= 1
 
     def on_endpoint(self, report: EndpointOpened | EndpointAttached | EndpointFailed, turn: EngineTurn) -> None:
         """Go on with a handshake: send our Hello, or be ready."""
         peer = self.table.get(report.peer)
-        greeting = self._greetings.get(report.peer)
+        greeting = self.endpoints.greetings.get(report.peer)
         if greeting is None or greeting.number != report.greeting:
             return  # of an endpoint that was given up before it was there
         if isinstance(report, EndpointFailed):
@@ -404,15 +265,15 @@ class PeerLinks:
             return
         if isinstance(report, EndpointOpened):
             greeting.ours = report.ends
-            if report.peer in self._dialled:
-                self.send(report.peer, self._hello(report.ends), turn)
+            if report.peer in self.dialled:
+                self.send(report.peer, self._own.hello(report.ends), turn)
             return
         if greeting.theirs is None:
             return
         peer.hello = greeting.theirs
         self.table.move(peer, PeerEvent.HELLO)
-        if report.peer not in self._dialled and greeting.ours:
-            self.send(report.peer, self._hello(greeting.ours, greeting.theirs), turn)
+        if report.peer not in self.dialled and greeting.ours:
+            self.send(report.peer, self._own.hello(greeting.ours, greeting.theirs), turn)
 
     def beat(self, turn: EngineTurn) -> list[Peer]:
         """Repeat unanswered Hellos, send heartbeats to data peers; returns data peers that fell silent."""
@@ -423,8 +284,9 @@ class PeerLinks:
         self._forget_strangers(turn.now)
         self._go_on_with_farewell(turn)
         for peer in self.table:
-            self._look_elsewhere(peer, turn)
-            if peer.name in self._dialled:
+            if (address := self.dialled.elsewhere(peer, turn.now)) is not None:
+                turn.do(Dial(address))
+            if peer.name in self.dialled:
                 self._beat_dialled(peer, turn)
             elif peer.is_ready and peer.role != Role.FRONT.value:
                 self.send(peer.name, Heartbeat(), turn)
@@ -441,12 +303,11 @@ class PeerLinks:
         return silent
 
     def _go_on_with_farewell(self, turn: EngineTurn) -> None:
-        if self.farewell.num_beats < _FAREWELLS:
-            self.farewell.count_beat()
+        if self.farewell.goes_on():
             turn.actions += self.farewells()
             return
         for name in self.farewell.take_hang_ups():
-            if name not in self._dialled:
+            if name not in self.dialled:
                 turn.do(HangUp(name))
 
     def _beat_dialled(self, peer: Peer, turn: EngineTurn) -> None:
@@ -461,45 +322,30 @@ class PeerLinks:
                 self.send(peer.name, Heartbeat(), turn)  # its answer tells when it has been started anew
 
     def _greet_again(self, peer: Peer, turn: EngineTurn) -> None:
-        greeting = self._greetings.get(peer.name)
+        greeting = self.endpoints.greetings.get(peer.name)
         if greeting is None:
             self.greet(peer.name, turn)
         elif greeting.theirs is not None:
             self.send(peer.name, Heartbeat(), turn)  # it has attached; our transfer thread may be busy with a fence
         elif greeting.ours:
-            self.send(peer.name, self._hello(greeting.ours), turn)
+            self.send(peer.name, self._own.hello(greeting.ours), turn)
 
     def is_deserted(self, front: PeerName, now: float) -> bool:
         """Whether a front has been silent for so long that it will not come back for its rooms."""
         return now - self.table.get(front).last_heard >= self.config.options.front_grace_s
 
-    def _look_elsewhere(self, peer: Peer, turn: EngineTurn) -> None:
-        """A peer that does not answer where it was looked for may be at another address we heard of."""
-        places = self._dialled.get(peer.name)
-        if places is None:
-            return
-        if peer.is_ready:
-            places.since = turn.now
-        elif (address := places.next(turn.now)) is not None:
-            turn.do(Dial(address))
-
     def _forget_strangers(self, now: float) -> None:
         away = (PeerState.UNKNOWN, PeerState.LOST, PeerState.REFUSED)
         for peer in self.table:
-            if peer.state in away and now - peer.last_heard > _STRANGER_S and peer.name not in self._dialled:
+            if peer.state in away and now - peer.last_heard > _STRANGER_S and peer.name not in self.dialled:
                 self.table.forget(peer.name)
-                self._greetings.pop(peer.name, None)
+                self.endpoints.greetings.pop(peer.name, None)
                 self.refusals.pop(peer.name, None)
 
     def _end_life(self, peer: Peer, turn: EngineTurn) -> None:
         """Whatever was agreed with the peer is over: before anything new, nothing old may land or leave."""
         if peer.boot is not None and peer.role != Role.FRONT.value:
-            self._end_endpoint(peer.name, turn)
-
-    def _end_endpoint(self, name: PeerName, turn: EngineTurn) -> None:
-        self._greetings.pop(name, None)
-        self._num_fencing += 1
-        turn.do(FencePeer(name))
+            self.endpoints.end(peer.name, turn)
 
     def fence(self, name: PeerName, turn: EngineTurn) -> None:
         """End the peer's endpoint here; a dialled peer gets a new Hello with the next beat."""
@@ -514,15 +360,6 @@ class PeerLinks:
     def lose(self, name: PeerName) -> None:
         """The peer is not there any more, for whatever reason; a dialled one gets a new Hello with the next beat."""
         peer = self.table.get(name)
-        self._greetings.pop(name, None)
+        self.endpoints.greetings.pop(name, None)
         if peer.state in (PeerState.READY, PeerState.GREETING):
             self.table.move(peer, PeerEvent.LOSE)
-
-
-def _same_endpoint(greeting: _Greeting, hello: Hello) -> bool:
-    return greeting.theirs is not None and greeting.theirs.ends == hello.ends
-
-
-def _digest(ends: Iterable[RankEnd]) -> bytes:
-    metadata = (len(end.metadata).to_bytes(4, "little") + end.metadata for end in ends)
-    return xxhash.xxh3_64_digest(b"".join(metadata))

@@ -20,7 +20,7 @@ from enum import Enum
 
 from deltaserve.core.ids import Boot, PeerName
 from deltaserve.core.machine import advance
-from deltaserve.core.wire.messages import Envelope, Hello, Message
+from deltaserve.core.wire.messages import Envelope, Hello, Message, RankEnd
 
 
 class PeerState(Enum):
@@ -116,6 +116,11 @@ class Peer:
     def role(self) -> str:
         """As it said; empty: it said nothing yet."""
         return self.hello.role if self.hello is not None else ""
+
+    @property
+    def ends(self) -> tuple[RankEnd, ...]:
+        """The ends of its ranks, as it said."""
+        return self.hello.ends if self.hello is not None else ()
 
 
 class PeerTable:
