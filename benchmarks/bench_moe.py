@@ -13,11 +13,10 @@ from functools import partial
 import torch
 
 from benchmarks.paired import take_turns
-from deltaserve.compute.layers.moe import moe_mlp
+from deltaserve.compute.layers.moe import MoeWeights
 from deltaserve.compute.layers.step_ops import TorchOps
 from deltaserve.compute.weights.packing import pack
-from deltaserve.compute.weights.weights import MoeWeights
-from deltaserve.model.model_spec import MoeSpec, RouterKind
+from deltaserve.model.layers.moe import MoeSpec, RouterKind
 
 HIDDEN, INNER, CHOSEN = 2048, 768, 8
 TOKENS = (1, 16, 128)
@@ -32,12 +31,12 @@ def resident_mib() -> float:
 def draw(num_experts: int, dtype: torch.dtype) -> MoeWeights:
     gate_up = (torch.rand(num_experts, 2 * INNER, HIDDEN) / 64).to(dtype)
     down = (torch.rand(num_experts, HIDDEN, INNER) / 64).to(dtype)
-    return MoeWeights(torch.randn(num_experts, HIDDEN).to(dtype), None, gate_up.unbind(), down.unbind())
+    spec = MoeSpec(RouterKind.SOFTMAX, num_experts, CHOSEN, INNER, renormalise=True)
+    return MoeWeights(spec, torch.randn(num_experts, HIDDEN).to(dtype), None, gate_up.unbind(), down.unbind())
 
 
 @torch.inference_mode()
 def measure(num_experts: int, dtype: torch.dtype) -> None:
-    spec = MoeSpec(RouterKind.SOFTMAX, num_experts, CHOSEN, INNER, renormalise=True)
     before = resident_mib()
     plain = draw(num_experts, dtype)
     drawn = resident_mib()
@@ -45,7 +44,7 @@ def measure(num_experts: int, dtype: torch.dtype) -> None:
     print(f"{dtype}: plain {drawn - before:.0f} MiB, packed {resident_mib() - drawn:.0f} MiB")
     for num_tokens in TOKENS:
         x = torch.randn(num_tokens, HIDDEN).to(dtype)
-        times = take_turns([partial(moe_mlp, x, weights, spec, TorchOps()) for weights in (plain, packed)], ROUNDS)
+        times = take_turns([partial(weights.compute, x, TorchOps()) for weights in (plain, packed)], ROUNDS)
         print(
             f"{num_tokens:5} tokens | {' | '.join(f'{ms:6.1f}' for ms in times.medians)} ms | {times.ratio([0], [1])}"
         )

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,8 @@ from deltaserve.compute.layers.native_ops import make_step_ops
 from deltaserve.compute.memory.element_conversion import torch_dtype
 from deltaserve.compute.weights.block_matrix import Matrix
 from deltaserve.compute.weights.loader import load_weights
-from deltaserve.compute.weights.weights import DecoderWeights, Linear
+from deltaserve.compute.weights.targets import Linear
+from deltaserve.compute.weights.weights import DecoderWeights
 from deltaserve.control.sched.plan import PlanItem, StepPlan, TokenValues, WorkList
 from deltaserve.core.ids import RowId, StepIndex
 from deltaserve.core.layout.dtype import DType
@@ -66,7 +68,7 @@ def show(name: str, times: Times, ratio: Ratio, bar: str) -> None:
 
 def matrices(weights: DecoderWeights) -> list[Matrix]:
     """Matrices of the layers, but those of experts."""
-    parts = [part for layer in weights.layers for part in (layer.attention, layer.mlp)]
+    parts: list[Any] = [part for layer in weights.layers for part in (layer.attention, layer.mlp)]
     values = [getattr(part, field.name) for part in parts for field in fields(part)]
     return [value.weight for value in values if isinstance(value, Linear)]
 

@@ -33,6 +33,8 @@ from deltaserve.core.quantization import Quantization
 from deltaserve.core.sampling import SamplingParams
 from deltaserve.core.tokens import pack_u32
 from deltaserve.model.checkpoint_config import load_spec
+from deltaserve.model.layers.dense import DenseSpec
+from deltaserve.model.layers.moe import MoeSpec
 from deltaserve.model.model_spec import ModelSpec
 
 PAGE_SIZE, SPLIT_TOKENS = 16, 256
@@ -161,10 +163,11 @@ def body_parameters(spec: ModelSpec) -> int:
     attention = 2 * (spec.num_heads + spec.num_kv_heads) * spec.head_dim * spec.hidden_size
     total = 0
     for layer in spec.layers:
-        mlp = 3 * spec.intermediate_size
-        if spec.moe is not None and layer.has_experts:
-            mlp = 3 * spec.moe.intermediate_size * spec.moe.experts_per_token
-        total += attention + mlp * spec.hidden_size
+        match layer.mlp:
+            case DenseSpec(inner):
+                total += attention + 3 * inner * spec.hidden_size
+            case MoeSpec() as moe:
+                total += attention + 3 * moe.intermediate_size * moe.experts_per_token * spec.hidden_size
     return total
 
 

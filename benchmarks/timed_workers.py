@@ -63,7 +63,7 @@ SITES: dict[str, tuple[tuple[Any, str], ...]] = {
     ),
     "states: slots of a step": ((TorchAttention, "begin_states"), (NativeAttention, "begin_states")),
     "states: read and written": ((StateArena, "load"), (StateArena, "store")),
-    "recurrent layers: maps, convolution": ((decoder, "mix_tokens"),),
+    "recurrent layers: maps, convolution": ((delta_net, "mix_tokens"),),
     "recurrent layers: delta rule": ((delta_net, "extend_state"), (delta_net, "step_states")),
 }
 """Label |-> (owner, name of a function)."""

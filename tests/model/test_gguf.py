@@ -15,7 +15,7 @@ from deltaserve.launch.compose import Checkpoint
 from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.fingerprint import model_fingerprint
 from deltaserve.model.formats.gguf_header import QUANTISATIONS, REFUSED, read_header
-from deltaserve.model.model_spec import RopeKind
+from deltaserve.model.layers.layer_spec import RopeKind
 from tests.fixtures.tiny_gguf import GEMMA3, Kind, Write, write_gguf
 from tests.fixtures.tiny_models import VARIANTS, Variant
 
@@ -97,7 +97,7 @@ def test_the_type_is_that_of_the_matrices(tmp_path: Path, kind: Kind, dtype: DTy
 
 
 def test_rope_factors_are_read(tmp_path: Path) -> None:
-    rope = load_spec(write_gguf(VARIANTS["llama_llama3_rope"], tmp_path, Kind.F32)[0]).layers[0].rope
+    rope = load_spec(write_gguf(VARIANTS["llama_llama3_rope"], tmp_path, Kind.F32)[0]).attention.rope
     assert rope.kind is RopeKind.FACTORS
     assert min(rope.factors) == pytest.approx(1.0)
     assert max(rope.factors) == pytest.approx(8.0)

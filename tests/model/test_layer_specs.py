@@ -4,14 +4,25 @@ from dataclasses import replace
 
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
-from deltaserve.model.model_spec import LayerSpec, ModelSpec, QkNorm, RopeKind, RopeSpec
+from deltaserve.model.layers.dense import DenseSpec
+from deltaserve.model.layers.gqa import GqaSpec
+from deltaserve.model.layers.layer_spec import LayerSpec, RopeKind, RopeSpec
+from deltaserve.model.model_spec import ModelSpec
 
-LAYER = LayerSpec(RopeSpec(RopeKind.DEFAULT, 1e4, 8))
-NEAR, FAR = (replace(LAYER, window_len=length) for length in (24, 512))
+ATTENTION = GqaSpec(rope=RopeSpec(RopeKind.DEFAULT, 1e4, 8), num_heads=4, num_kv_heads=2, head_dim=8)
+LAYER, NEAR, FAR = (LayerSpec(replace(ATTENTION, window_len=length), DenseSpec(64)) for length in (None, 24, 512))
 
 
 def _model(*layers: LayerSpec) -> ModelSpec:
-    return ModelSpec("m", DType.FLOAT32, 32, 16, layers, 4, 2, 8, 64, 1e-6, QkNorm.NONE, 128)
+    return ModelSpec(
+        family="m",
+        dtype=DType.FLOAT32,
+        vocab_size=32,
+        hidden_size=16,
+        layers=layers,
+        norm_eps=1e-6,
+        max_position=128,
+    )
 
 
 def test_one_page_group_per_window_length_and_one_of_the_layers_that_see_everything() -> None:

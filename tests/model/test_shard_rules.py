@@ -6,17 +6,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from deltaserve.compute.layers.dense import DenseWeights
+from deltaserve.compute.layers.gqa import AttentionWeights
 from deltaserve.compute.weights.loader import load_weights
-from deltaserve.compute.weights.weights import AttentionWeights, DecoderWeights, DenseWeights, allocate
+from deltaserve.compute.weights.weights import DecoderWeights, allocate
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.shard import Shard
 from deltaserve.model.checkpoint_config import load_spec
+from deltaserve.model.layers.dense import DenseSpec
+from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.shard_rules import Divided, ExpertPlacement, FirstRank, OneOf, PaddedRows
 from deltaserve.model.tensors import tensor_parts
 from deltaserve.model.weight_bytes import rank_weight_bytes
 from tests.compute.weights.plain_matrix import plain
 from tests.fixtures.tiny_models import VARIANTS
+from tests.layer_parts import dense_of, moe_of
 
 META = torch.device("meta")
 
@@ -128,6 +133,7 @@ def test_ranks_hold_their_slices(tiny_models: Path) -> None:
 def test_the_bias_of_a_sum_over_ranks_is_on_one_of_them(tiny_models: Path) -> None:
     first, second = (load(tiny_models / "llama_bias_mha", Shard(rank, 2)).layers[0] for rank in range(2))
     for layer, is_first in ((first, True), (second, False)):
+        assert isinstance(layer.attention, AttentionWeights)
         assert isinstance(layer.mlp, DenseWeights)
         assert (layer.attention.out.bias is not None) == is_first
         assert (layer.mlp.down.bias is not None) == is_first
@@ -148,25 +154,32 @@ def test_what_does_not_divide_is_refused_by_name(tiny_models: Path, size: int, m
 
 
 def test_the_feed_forward_size_counts_where_a_layer_has_it(tiny_models: Path) -> None:
-    dense = replace(load_spec(tiny_models / "llama"), intermediate_size=97)
+    def odd(name: str) -> ModelSpec:
+        """The model with a size that no two ranks share evenly, in dense layers, or else in experts."""
+        spec = load_spec(tiny_models / name)
+        changed = (
+            replace(layer, mlp=replace(layer.mlp, inner=97)) if isinstance(layer.mlp, DenseSpec) else layer
+            for layer in spec.layers
+        )
+        return replace(spec, layers=tuple(changed))
+
+    dense = odd("llama")
     with pytest.raises(ConfigError, match="intermediate_size is 97, which does not divide over 2"):
         dense.local(Shard(0, 2))
-    experts = replace(load_spec(tiny_models / "qwen3_moe"), intermediate_size=97)
-    assert experts.local(Shard(0, 2)).num_heads == 4
-    mixed = replace(load_spec(tiny_models / "qwen3_moe_mixed"), intermediate_size=97)
+    assert odd("qwen3_moe").local(Shard(0, 2)).num_heads == 4
+    mixed = odd("qwen3_moe_mixed")
     with pytest.raises(ConfigError, match="intermediate_size is 97"):
         mixed.local(Shard(0, 2))
-    assert experts.moe is not None
-    odd = replace(experts, moe=replace(experts.moe, num_experts=7, intermediate_size=33))
+    experts = replace(moe_of(odd("qwen3_moe")), num_experts=7, intermediate_size=33)
     with pytest.raises(ConfigError, match="num_experts does not divide, and moe_intermediate_size is 33"):
-        odd.local(Shard(0, 2))
+        experts.local(Shard(0, 2))
 
 
 def test_a_rank_computes_its_share(tiny_models: Path) -> None:
     spec = load_spec(tiny_models / "llama")
     assert spec.local(Shard(0, 1)) is spec
     local = spec.local(Shard(3, 4))
-    assert (local.num_heads, local.num_kv_heads, local.vocab_size, local.intermediate_size) == (2, 1, 272, 24)
+    assert (local.num_heads, local.num_kv_heads, local.vocab_size, dense_of(local).inner) == (2, 1, 272, 24)
     assert spec.local(Shard(7, 8)).num_kv_heads == 1
 
 
@@ -189,8 +202,7 @@ def test_groups_of_ranks_hold_experts_whole_and_their_ranks_parts() -> None:
 )
 def test_groups_that_do_not_divide_are_refused(tiny_models: Path, ep_size: int, size: int, message: str) -> None:
     spec = load_spec(tiny_models / "qwen3_moe").placed(ExpertPlacement(ep_size))
-    assert spec.moe is not None
     with pytest.raises(ConfigError, match=message):
-        replace(spec.moe, num_experts=6).local(Shard(0, size))
+        replace(moe_of(spec), num_experts=6).local(Shard(0, size))
     with pytest.raises(ConfigError, match="this model has no experts"):
         load_spec(tiny_models / "llama").placed(ExpertPlacement(ep_size))

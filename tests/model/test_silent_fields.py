@@ -1,7 +1,7 @@
 """A config.json that is silent about a field means what transformers assumes, or is refused: never anything else."""
 
 import json
-import operator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ import transformers
 from deltaserve.core.errors import ConfigError
 from deltaserve.model.fields import Fields
 from deltaserve.model.known_families import family_of
+from deltaserve.model.model_spec import ModelSpec
 from tests.fixtures.families import FAMILIES as SERVED
 from tests.fixtures.tiny_models import VARIANTS
+from tests.layer_parts import mla_of, moe_of
 
 FAMILIES = (*SERVED, "qwen3_5_text")
 assert set(FAMILIES) <= set(VARIANTS)
@@ -64,21 +66,30 @@ def _difference(ours: Any, theirs: Any) -> dict[str, Any]:
     }
 
 
-NULLS: list[tuple[str, str, str, Any]] = [
-    ("qwen3", "head_dim", "head_dim", 8),  # hidden_size 64 by 8 heads, as vLLM; transformers cannot build it
-    ("minimax_m2", "head_dim", "head_dim", 8),
-    ("qwen3_5_text", "head_dim", "head_dim", 8),
-    ("qwen3", "num_key_value_heads", "num_kv_heads", 8),
-    ("deepseek_v3", "n_group", "moe.num_groups", 1),
-    ("deepseek_v3", "topk_group", "moe.kept_groups", 2),
-    ("deepseek_v3", "n_shared_experts", "moe.shared_size", 0),
-    ("deepseek_v3", "routed_scaling_factor", "moe.scale", 1.0),
-    ("deepseek_v3", "q_lora_rank", "mla.q_rank", None),
+NULLS: list[tuple[str, str, Callable[[ModelSpec], object], Any]] = [
+    (
+        "qwen3",
+        "head_dim",
+        lambda spec: spec.head_dim,
+        8,
+    ),  # hidden_size 64 by 8 heads, as vLLM; transformers cannot build it
+    ("minimax_m2", "head_dim", lambda spec: spec.head_dim, 8),
+    ("qwen3_5_text", "head_dim", lambda spec: spec.head_dim, 8),
+    ("qwen3", "num_key_value_heads", lambda spec: spec.num_kv_heads, 8),
+    ("deepseek_v3", "n_group", lambda spec: moe_of(spec).num_groups, 1),
+    ("deepseek_v3", "topk_group", lambda spec: moe_of(spec).kept_groups, 2),
+    ("deepseek_v3", "n_shared_experts", lambda spec: moe_of(spec).shared_size, 0),
+    ("deepseek_v3", "routed_scaling_factor", lambda spec: moe_of(spec).scale, 1.0),
+    ("deepseek_v3", "q_lora_rank", lambda spec: mla_of(spec).q_rank, None),
 ]
 
 
 @pytest.mark.parametrize(("family", "field", "found", "value"), NULLS)
-def test_null_is_no_silence(tiny_models: Path, family: str, field: str, found: str, value: object) -> None:
+def test_null_is_no_silence(
+    tiny_models: Path, family: str, field: str, found: Callable[[ModelSpec], object], value: object
+) -> None:
     """It says that there is none: what follows from the other fields counts, not the family's default."""
     given = json.loads((tiny_models / family / "config.json").read_text())
-    assert operator.attrgetter(found)(_built({**given, field: None})) == value
+    built = _built({**given, field: None})
+    assert built is not None
+    assert found(built) == value

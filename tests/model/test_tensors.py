@@ -15,7 +15,8 @@ from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.families.llama import LLAMA
 from deltaserve.model.formats.safetensors_folder import SafetensorsFolder
 from deltaserve.model.known_families import family_named
-from deltaserve.model.tensors import Inventory, TensorPart, check_weights, tensor_parts
+from deltaserve.model.tensor_part import TensorPart
+from deltaserve.model.tensors import Inventory, check_weights, tensor_parts
 from tests.fixtures.tiny_models import VARIANTS
 
 Damage = Callable[[dict[str, dict[str, object]]], None]

@@ -138,11 +138,11 @@ def test_training_computes_what_serving_does(tiny_models: Path, trained: tuple[P
     path, (folder, _) = tiny_models / EAGLE3_MODEL, trained
     spec, prompt = load_spec(path), random_tokens(23, 5)
     logits, guesses = dense_drafted(dense_eagle3(path, folder), prompt)
-    head = TrainedHead(head_shape(spec, DRAFT_VOCAB, spec.intermediate_size))
+    head = TrainedHead(head_shape(spec, DRAFT_VOCAB))
     head.load_state_dict({k: v.float() for k, v in load_file(folder / "model.safetensors").items() if "2" not in k})
     text = [*prompt, *guesses]
     embedding = load_file(path / "model.safetensors")["model.embed_tokens.weight"]
-    cos, sin = Rope(spec.layers[0].rope, torch.device("cpu")).tables(torch.arange(len(text)), torch.float32)
+    cos, sin = Rope(spec.attention.rope, torch.device("cpu")).tables(torch.arange(len(text)), torch.float32)
     with torch.no_grad():
         read = torch.cat(model_hidden(path, text)[1:4], -1)
         states = head.states(embedding[text][None], read[None], (cos[:, 0], sin[:, 0]), 1 + NUM_GUESSES)

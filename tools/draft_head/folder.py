@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from deltaserve.compute.weights.loader import load_weights
+from deltaserve.model.layers.dense import DenseSpec
 from deltaserve.model.model_spec import ModelSpec
 from tools.draft_head.chats import Chat
 from tools.draft_head.head import HeadShape, TrainedHead
@@ -22,11 +23,13 @@ _MOST_CHATS = 300
 """That least squares look at: many more tokens than what is read has channels."""
 
 
-def head_shape(spec: ModelSpec, num_guessable: int, inner: int) -> HeadShape:
-    """Heads of attention as the model's queries, each with keys and values of its own: embeddings pass through them."""
+def head_shape(spec: ModelSpec, num_guessable: int) -> HeadShape:
+    """Heads of attention as the model's queries, each with keys and values of its own: embeddings pass through them. A
+    feed-forward part as the model's dense ones, if it has any."""
+    dense = (layer.mlp for layer in spec.layers if isinstance(layer.mlp, DenseSpec))
     return HeadShape(
         hidden=spec.hidden_size,
-        inner=inner,
+        inner=max((mlp.inner for mlp in dense), default=3 * spec.hidden_size),
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_heads,
         head_dim=spec.head_dim,
@@ -42,7 +45,7 @@ def target_tables(model: Path, spec: ModelSpec, guessable: Tensor) -> tuple[Targ
     output = weights.embedding if spec.tied_embeddings else weights.lm_head
     assert isinstance(output, Tensor)
     output = output.to_dense() if output.is_mkldnn else output
-    tables = TargetTables(weights.embedding, output[guessable].clone(), guessable, spec.layers[0].rope)
+    tables = TargetTables(weights.embedding, output[guessable].clone(), guessable, spec.attention.rope)
     return tables, weights.norm
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from deltaserve.compute.attention.attention import Batch, Query
 from deltaserve.compute.attention.attention_choice import make_attention, open_native
-from deltaserve.compute.layers.decoder import Decoder, LastTokens
+from deltaserve.compute.layers.decoder import Decoder
+from deltaserve.compute.layers.layer_kind import LastTokens
 from deltaserve.compute.layers.native_ops import make_step_ops, usable_quantization
 from deltaserve.compute.memory.element_conversion import torch_dtype
 from deltaserve.compute.memory.kv_pool import KvPool
@@ -59,7 +60,7 @@ def read_layers(spec: ModelSpec) -> tuple[int, ...]:
 def trainable_spec(model: Path) -> ModelSpec:
     """Raises ConfigError where a head cannot be trained for the model by these tools."""
     spec = load_spec(model)
-    if spec.delta is not None:
+    if spec.recurrent:
         raise ConfigError(f"{model.name}: heads are trained for models of attention layers alone")
     return spec
 

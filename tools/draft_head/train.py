@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from deltaserve.compute.layers.rope import Rope
-from deltaserve.model.model_spec import RopeSpec
+from deltaserve.model.layers.layer_spec import RopeSpec
 from tools.draft_head.chats import Chat
 from tools.draft_head.head import TrainedHead
 from tools.draft_head.lessons import Lesson, lessons

@@ -62,6 +62,17 @@ FAMILIES: Mapping[str, Branch] = MappingProxyType(
 )
 """Families of models, or groups of related ones, in the order in which messages name them."""
 
+LAYERS: Mapping[str, Branch] = MappingProxyType(
+    {
+        "gqa": Branch("deltaserve.compute.layers.gqa"),
+        "mla": Branch("deltaserve.compute.layers.mla"),
+        "delta_net": Branch("deltaserve.compute.layers.delta_net"),
+        "dense": Branch("deltaserve.compute.layers.dense"),
+        "moe": Branch("deltaserve.compute.layers.moe"),
+    }
+)
+"""Kinds of layers: parts of families. What is known of one without torch has a file of its name in model/layers."""
+
 DRAFTS: Mapping[str, Branch] = MappingProxyType(
     {
         "NGRAM": Branch(

@@ -23,7 +23,8 @@ from deltaserve.model.family import Family
 from deltaserve.model.formats.block_forms import INT8, STORED_FORMS, WHOLE_LEN, BlockForm
 from deltaserve.model.shard_rules import TensorPiece
 from deltaserve.model.source import TensorSource
-from deltaserve.model.tensors import HEAD, TensorPart
+from deltaserve.model.tensor_part import TensorPart
+from deltaserve.model.tensors import HEAD
 
 
 class CodeRules(NamedTuple):

@@ -1,22 +1,18 @@
 """What a family file provides, and the mapping most families share."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.layout.dtype import DType
 from deltaserve.model.fields import Fields
-from deltaserve.model.model_spec import (
-    DraftNames,
-    LayerSpec,
-    ModelSpec,
-    MoeSpec,
-    QkNorm,
-    RopeKind,
-    RopeSpec,
-)
+from deltaserve.model.layers.dense import DenseSpec
+from deltaserve.model.layers.gqa import GqaSpec, QkNorm
+from deltaserve.model.layers.layer_spec import LayerSpec, RopeKind, RopeSpec
+from deltaserve.model.layers.moe import MoeSpec
+from deltaserve.model.model_spec import DraftNames, ModelSpec
 from deltaserve.model.rope_fields import rope_spec
 
 MAX_LAYERS = 512
@@ -95,14 +91,39 @@ COMMON_RENAMES = (
 )
 
 
-def dense_spec(fields: Fields, family: str, qk_norm: QkNorm) -> ModelSpec:
-    """The fields of a Llama-like decoder: GQA, heads that turn whole, SwiGLU, RMSNorm.
+def decoder_spec(fields: Fields, family: str, layers: Sequence[LayerSpec]) -> ModelSpec:
+    """The model of these layers, with what most configs say of it beside them.
 
     Defaults here are Llama's, and what null means in any family; others are a family's own, for where a file is silent.
     """
     if fields.text("hidden_act", "silu") != "silu":
         raise fields.error("hidden_act", "silu")
-    hidden = fields.integer("hidden_size", 1, MAX_HIDDEN)
+    rope = next(layer.mixer.attention.rope for layer in layers if layer.mixer.attention is not None)
+    return ModelSpec(
+        family=family,
+        dtype=_dtype(fields),
+        vocab_size=fields.integer("vocab_size", 1, MAX_VOCAB),
+        hidden_size=_hidden_size(fields),
+        layers=tuple(layers),
+        norm_eps=fields.positive("rms_norm_eps", 1e-6),
+        max_position=_context_len(rope, _max_position(fields)),
+        tied_embeddings=fields.flag("tie_word_embeddings", False),
+        eos_token_ids=fields.token_ids("eos_token_id"),
+    )
+
+
+def uniform_spec(fields: Fields, family: str, qk_norm: QkNorm) -> ModelSpec:
+    """A Llama-like decoder: all layers equal, GQA, heads that turn whole, SwiGLU, RMSNorm."""
+    return decoder_spec(fields, family, [LayerSpec(gqa_spec(fields, qk_norm), dense_mlp(fields))] * num_layers(fields))
+
+
+def num_layers(fields: Fields) -> int:
+    return fields.integer("num_hidden_layers", 1, MAX_LAYERS)
+
+
+def gqa_spec(fields: Fields, qk_norm: QkNorm) -> GqaSpec:
+    """Attention that sees everything, with heads that turn whole."""
+    hidden = _hidden_size(fields)
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
     kv_heads = fields.integer("num_key_value_heads", 1, heads, default=heads)
     if heads % kv_heads:
@@ -110,38 +131,33 @@ def dense_spec(fields: Fields, family: str, qk_norm: QkNorm) -> ModelSpec:
     head_dim = fields.integer("head_dim", 2, MAX_HEADS, default=max(2, hidden // heads))
     if head_dim % 2:
         raise fields.error("head_dim", "an even number")
-    max_position = fields.integer("max_position_embeddings", 1, MAX_POSITION)
     refuse_foreign_fields(fields)
-    layer = LayerSpec(rope_spec(fields, max_position, head_dim))
-    return ModelSpec(
-        family=family,
-        dtype=_dtype(fields),
-        vocab_size=fields.integer("vocab_size", 1, MAX_VOCAB),
-        hidden_size=hidden,
-        layers=(layer,) * fields.integer("num_hidden_layers", 1, MAX_LAYERS),
+    return GqaSpec(
+        rope=rope_spec(fields, _max_position(fields), head_dim),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate_size=fields.integer("intermediate_size", 1, 16 * MAX_HIDDEN),
-        norm_eps=fields.positive("rms_norm_eps", 1e-6),
+        bias=fields.flag("attention_bias", False),
         qk_norm=qk_norm,
-        max_position=_context_len(layer.rope, max_position),
-        attention_bias=fields.flag("attention_bias", False),
-        mlp_bias=fields.flag("mlp_bias", False),
-        tied_embeddings=fields.flag("tie_word_embeddings", False),
-        eos_token_ids=fields.token_ids("eos_token_id"),
     )
+
+
+def dense_mlp(fields: Fields) -> DenseSpec:
+    return DenseSpec(fields.integer("intermediate_size", 1, 16 * MAX_HIDDEN), fields.flag("mlp_bias", False))
 
 
 def with_experts(spec: ModelSpec, moe: MoeSpec, layers: Collection[int]) -> ModelSpec:
     """`spec` with experts in these layers."""
-    changed = (replace(layer, has_experts=index in layers) for index, layer in enumerate(spec.layers))
-    return replace(spec, moe=moe, layers=tuple(changed))
+    changed = (replace(layer, mlp=moe) if index in layers else layer for index, layer in enumerate(spec.layers))
+    return replace(spec, layers=tuple(changed))
 
 
-def with_rotary_dim(spec: ModelSpec, dim: int) -> ModelSpec:
-    """`spec` with so many channels of a head that turn, in all layers."""
-    return replace(spec, layers=tuple(replace(layer, rope=replace(layer.rope, dim=dim)) for layer in spec.layers))
+def _hidden_size(fields: Fields) -> int:
+    return fields.integer("hidden_size", 1, MAX_HIDDEN)
+
+
+def _max_position(fields: Fields) -> int:
+    return fields.integer("max_position_embeddings", 1, MAX_POSITION)
 
 
 def windows(fields: Fields, num_layers: int, period: int) -> tuple[int | None, ...]:

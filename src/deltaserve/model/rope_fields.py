@@ -3,7 +3,7 @@
 import math
 
 from deltaserve.model.fields import Fields
-from deltaserve.model.model_spec import RopeKind, RopeSpec
+from deltaserve.model.layers.layer_spec import RopeKind, RopeSpec
 
 _KINDS = {kind.value: kind for kind in RopeKind}
 

@@ -7,7 +7,8 @@ from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.shard import Shard
 from deltaserve.model.code_plan import CODE_RULES, CodeRules, code_bytes, draft_rules, plan_codes
 from deltaserve.model.model_spec import ModelSpec
-from deltaserve.model.tensors import EMBEDDING, HEAD, TensorPart, draft_parts, tensor_parts
+from deltaserve.model.tensor_part import TensorPart
+from deltaserve.model.tensors import EMBEDDING, HEAD, draft_parts, tensor_parts
 
 _EXACT = CODE_RULES["none"]
 

@@ -22,6 +22,7 @@ from tests.compute.executor.world import (
 )
 from tests.fixtures.tiny_models import VARIANTS
 from tests.fixtures.tiny_quantised import write_fp8_blocks
+from tests.layer_parts import moe_of
 
 FAMILIES = ("qwen3_moe", "qwen3_moe_mixed", "minimax_m2", "deepseek_v3", "gpt_oss", "qwen3_next", "qwen3_5_moe")
 
@@ -85,8 +86,7 @@ def test_a_member_holds_its_experts_and_all_else(tiny_models: Path) -> None:
     for rank in range(2):
         placed = spec.placed(ExpertPlacement(member=Shard(rank, 2)))
         assert placed.local(Shard()) is placed
-        assert placed.moe is not None
-        assert placed.moe.placement.held(8, Shard()) == range(4 * rank, 4 * rank + 4)
+        assert moe_of(placed).placement.held(8, Shard()) == range(4 * rank, 4 * rank + 4)
 
 
 def test_what_cannot_be_a_group_is_refused(tiny_models: Path) -> None:

@@ -20,6 +20,7 @@ from deltaserve.settings.resolve import StepSizes
 from tests.compute.attention import flashinfer_reference
 from tests.compute.attention.attention_world import Shape, World
 from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
+from tests.layer_parts import mla_of
 
 SIZES = StepSizes("cpu", max_rows=20, step_len=512, context_len=4096, split_tokens=64, page_size=16)
 
@@ -55,8 +56,9 @@ def test_attention_over_latents_keeps_no_more_than_is_counted(
 ) -> None:
     torch.set_num_threads(1)
     spec = load_spec(tiny_models / "deepseek_v3")
-    assert spec.mla is not None
-    shape = Shape(SIZES.page_size, SIZES.split_tokens, 1, 1, spec.num_heads, spec.head_dim, latent_dim=spec.mla.kv_rank)
+    shape = Shape(
+        SIZES.page_size, SIZES.split_tokens, 1, 1, spec.num_heads, spec.head_dim, latent_dim=mla_of(spec).kv_rank
+    )
     world = World(shape, lens)
     world.run(Batch(world.queries(q_lens), SIZES.split_tokens), 0, world.random_q(sum(q_lens)))
     assert 0 < world.backend.scratch_bytes <= attention_bytes(spec, SIZES)
@@ -70,7 +72,7 @@ def test_attention_over_windows_keeps_no_more_than_is_counted(
     spec: ModelSpec, window_len: int, lens: list[int], q_lens: list[int]
 ) -> None:
     torch.set_num_threads(1)
-    layers = (spec.layers[0], replace(spec.layers[0], window_len=window_len))
+    layers = (spec.layers[0], replace(spec.layers[0], mixer=replace(spec.attention, window_len=window_len)))
     shape = Shape(SIZES.page_size, SIZES.split_tokens, 1, spec.num_kv_heads, 2, spec.head_dim, window_len=window_len)
     world = World(shape, lens)
     world.run(Batch(world.queries(q_lens), SIZES.split_tokens), 0, world.random_q(sum(q_lens)))

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from deltaserve.compute.layers.moe import moe_mlp, route
+from deltaserve.compute.layers.moe import MoeWeights, route
 from deltaserve.compute.layers.step_ops import TorchOps
 from deltaserve.compute.weights.packing import pack
-from deltaserve.compute.weights.weights import MoeWeights
-from deltaserve.model.model_spec import Activation, MoeSpec, RouterKind
+from deltaserve.model.layers.layer_spec import Activation
+from deltaserve.model.layers.moe import MoeSpec, RouterKind
 
 SPEC = MoeSpec(RouterKind.SOFTMAX, 16, 8, 24, renormalise=True)
 OPS = TorchOps()
@@ -25,7 +25,7 @@ def random_weights(hidden: int, dtype: torch.dtype = torch.bfloat16) -> MoeWeigh
 
     size, count = SPEC.intermediate_size, SPEC.num_experts
     gate_up, down = draw(count, 2 * size, hidden), draw(count, hidden, size)
-    return MoeWeights(draw(count, hidden), None, gate_up.unbind(), down.unbind())
+    return MoeWeights(SPEC, draw(count, hidden), None, gate_up.unbind(), down.unbind())
 
 
 @torch.inference_mode()
@@ -33,8 +33,8 @@ def test_the_sum_over_experts_is_rounded_once() -> None:
     hidden = 48
     weights = random_weights(hidden)
     x = torch.randn(5, hidden, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    experts, gains = route(x, weights, SPEC, OPS)
-    got = moe_mlp(x, weights, SPEC, OPS)
+    experts, gains = route(x, weights, OPS)
+    got = weights.compute(x, OPS)
     for token in range(5):
         total = torch.zeros(hidden, dtype=torch.float64)
         for expert, gain in zip(experts[token].tolist(), gains[token].tolist(), strict=True):
@@ -46,7 +46,7 @@ def test_the_sum_over_experts_is_rounded_once() -> None:
 @torch.inference_mode()
 def test_equal_tokens_get_equal_bits() -> None:
     x = torch.randn(1, 48, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16).repeat(16, 1)
-    got = moe_mlp(x, random_weights(48), SPEC, OPS)
+    got = random_weights(48).compute(x, OPS)
     assert torch.equal(got, got[:1].repeat(16, 1))
 
 
@@ -58,7 +58,7 @@ def test_packed_experts_compute_the_same(num_tokens: int, dtype: torch.dtype) ->
     plain = random_weights(48, dtype)
     packed = replace(plain, gate_up=tuple(map(pack, plain.gate_up)), down=tuple(map(pack, plain.down)))
     x = torch.randn(num_tokens, 48, generator=torch.Generator().manual_seed(3)).to(dtype)
-    torch.testing.assert_close(moe_mlp(x, packed, SPEC, OPS), moe_mlp(x, plain, SPEC, OPS))
+    torch.testing.assert_close(packed.compute(x, OPS), plain.compute(x, OPS))
 
 
 @torch.inference_mode()
@@ -67,11 +67,11 @@ def test_experts_are_chosen_in_the_groups_with_the_best_two() -> None:
     spec = replace(SPEC, router=RouterKind.SIGMOID, num_experts=6, experts_per_token=2, renormalise=False)
     spec = replace(spec, num_groups=3, kept_groups=1, scale=2.5)
     scores = torch.tensor([0.9, 0.1, 0.7, 0.6, 0.5, 0.55])
-    weights = MoeWeights(scores.logit()[:, None], torch.zeros(6), (), ())
-    experts, gains = route(torch.ones(1, 1), weights, spec, OPS)
+    weights = MoeWeights(spec, scores.logit()[:, None], torch.zeros(6), (), ())
+    experts, gains = route(torch.ones(1, 1), weights, OPS)
     assert experts.tolist() == [[2, 3]]
     torch.testing.assert_close(gains, torch.tensor([[0.7, 0.6]]) * 2.5)
-    assert route(torch.ones(1, 1), weights, replace(spec, kept_groups=3), OPS)[0].tolist() == [[0, 2]]
+    assert route(torch.ones(1, 1), replace(weights, spec=replace(spec, kept_groups=3)), OPS)[0].tolist() == [[0, 2]]
 
 
 @torch.inference_mode()
@@ -79,6 +79,6 @@ def test_a_correction_takes_part_in_the_choice_but_not_in_the_weights() -> None:
     spec = replace(SPEC, router=RouterKind.SIGMOID, num_experts=4, experts_per_token=2)
     scores = torch.tensor([0.9, 0.5, 0.4, 0.1])
     correction = torch.tensor([-1.0, 0.0, 0.0, 0.5])
-    experts, gains = route(torch.ones(1, 1), MoeWeights(scores.logit()[:, None], correction, (), ()), spec, OPS)
+    experts, gains = route(torch.ones(1, 1), MoeWeights(spec, scores.logit()[:, None], correction, (), ()), OPS)
     assert experts.tolist() == [[3, 1]]
     torch.testing.assert_close(gains, torch.tensor([[0.1, 0.5]]) / 0.6)

@@ -9,7 +9,7 @@ from deltaserve.compute.layers.native_ops import NativeOps, check_step_ops, make
 from deltaserve.compute.layers.step_ops import HeadNorm, StepOps, TorchOps
 from deltaserve.compute.native.native_library import NativeUnavailable
 from deltaserve.core.errors import ConfigError
-from deltaserve.model.model_spec import Activation
+from deltaserve.model.layers.layer_spec import Activation
 from tests.compute.native.native_build import ISAS, compiled_library, native_context
 
 TYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]

@@ -12,8 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from deltaserve.compute.layers.gqa import AttentionWeights
+from deltaserve.compute.layers.mla import MlaWeights
+from deltaserve.compute.layers.moe import MoeWeights
 from deltaserve.compute.weights.loader import load_weights
-from deltaserve.compute.weights.weights import AttentionWeights, DecoderWeights, MlaWeights, MoeWeights
+from deltaserve.compute.weights.weights import DecoderWeights
 from deltaserve.core.errors import ConfigError
 from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.files import INDEX_NAME, SINGLE_NAME

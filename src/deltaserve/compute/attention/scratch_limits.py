@@ -22,10 +22,6 @@ CAUSAL_POSITIONS = 128
 """Positions in one product of a long query: its scores above the diagonal are computed in vain."""
 SCORE_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
 """Bytes of scores in one product of a long query, by device, unless a single KV head needs more."""
-CHUNK_LEN = 64
-"""Tokens of a recurrent layer that are computed together."""
-CHUNKS_AT_ONCE = 8
-"""Chunks of one request whose triangular systems are solved together. More need memory and gain nothing."""
 
 
 def part_bytes(spec: ModelSpec, sizes: StepSizes) -> int:

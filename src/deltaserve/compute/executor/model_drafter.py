@@ -17,8 +17,9 @@ from torch import Tensor
 
 from deltaserve.compute.attention.attention import AttentionBackend, Batch, Query
 from deltaserve.compute.executor.row_state import Row
-from deltaserve.compute.layers.decoder import Hidden, LastTokens
+from deltaserve.compute.layers.decoder import Hidden
 from deltaserve.compute.layers.draft_head import Drafted, DraftHead
+from deltaserve.compute.layers.layer_kind import LastTokens
 from deltaserve.compute.memory.host_arrays import on_device
 from deltaserve.control.sched.draft_book import DraftStart
 from deltaserve.control.sched.plan import ItemResult, PlanItem, StepPlan

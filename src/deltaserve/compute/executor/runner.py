@@ -25,8 +25,9 @@ from deltaserve.compute.executor.step_graphs import StepGraphs, make_step_graphs
 from deltaserve.compute.executor.step_recorder import StepRecorder, recorder_of
 from deltaserve.compute.executor.step_threads import StepThreads
 from deltaserve.compute.executor.unread_draws import UnreadDraws, draw_unread
-from deltaserve.compute.layers.decoder import Decoder, Hidden, LastTokens
+from deltaserve.compute.layers.decoder import Decoder, Hidden
 from deltaserve.compute.layers.draft_head import DraftHead
+from deltaserve.compute.layers.layer_kind import LastTokens
 from deltaserve.compute.layers.native_ops import check_deterministic, make_step_ops, usable_quantization
 from deltaserve.compute.layers.step_ops import Peaks
 from deltaserve.compute.memory.element_conversion import torch_dtype

@@ -1,8 +1,8 @@
 """How much memory a step takes beside weights and pages, at most. No torch: the launcher asks first."""
 
 from deltaserve.compute.attention.registry import attention_kinds
-from deltaserve.compute.attention.scratch_limits import CHUNK_LEN, CHUNKS_AT_ONCE
 from deltaserve.compute.executor.recordable_models import why_not_recordable
+from deltaserve.model.layers.layer_spec import StepLens
 from deltaserve.model.model_spec import DraftSpec, ModelSpec
 from deltaserve.settings.resolve import StepSizes
 
@@ -16,8 +16,8 @@ _LOGIT_COPIES = 5
 def scratch_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     """An upper bound; the real peak is less, since not all of it is needed at the same time."""
     tokens = sizes.step_len + sizes.max_rows
-    own = _activations(spec, tokens) + _logits(spec, sizes) + attention_bytes(spec, sizes) + _recurrent(spec, sizes)
-    own += _recorded(spec, sizes)
+    own = _activations(spec, tokens) + _logits(spec, sizes) + attention_bytes(spec, sizes) + _recorded(spec, sizes)
+    own += max(layer.mixer.scratch_floats(StepLens(tokens, sizes.max_rows)) for layer in spec.layers) * _FLOAT
     return own if spec.draft is None else own + _draft(spec, spec.draft, sizes)
 
 
@@ -27,14 +27,9 @@ def attention_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
 
 
 def _activations(spec: ModelSpec, num_tokens: int) -> int:
-    """Bytes in float32 of residual stream, projections and the widest hidden layer, for all tokens of a step; in an
-    expert group all members' tokens may come to the experts of one."""
+    """Bytes in float32 of residual stream, projections and the widest hidden layer, for all tokens of a step."""
     heads = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    inner = 3 * spec.intermediate_size
-    if spec.moe is not None:
-        routed = spec.moe.experts_per_token * (3 * spec.hidden_size + 3 * spec.moe.intermediate_size)
-        routed *= spec.moe.placement.member.size
-        inner = max(inner, routed + 3 * spec.moe.shared_size)
+    inner = max(layer.mlp.scratch_floats(spec.hidden_size) for layer in spec.layers)
     return num_tokens * (4 * spec.hidden_size + 2 * heads + inner) * _FLOAT
 
 
@@ -61,15 +56,3 @@ def _draft(spec: ModelSpec, draft: DraftSpec, sizes: StepSizes) -> int:
         + _logits(draft.layer, sizes)
         + attention_bytes(draft.layer, sizes)
     )
-
-
-def _recurrent(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Bytes of one layer with states: what its tokens bring, all rows' states read and written, a request's chunks."""
-    delta = spec.delta
-    if delta is None:
-        return 0
-    per_token = 4 * sum(delta.channels) + 4 * delta.num_value_heads * delta.value_dim
-    states = 3 * sizes.max_rows * delta.num_value_heads * delta.key_dim * delta.value_dim
-    squares = 4 * CHUNK_LEN * CHUNK_LEN + 4 * CHUNK_LEN * (delta.key_dim + delta.value_dim)
-    chunks = CHUNKS_AT_ONCE * delta.num_value_heads * squares
-    return ((sizes.step_len + sizes.max_rows) * per_token + states + chunks) * _FLOAT

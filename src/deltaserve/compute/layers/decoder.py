@@ -4,7 +4,7 @@ Each rank computes its heads, its part of the feed-forward layers and of the voc
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as functional
@@ -13,33 +13,12 @@ from torch import Tensor
 from deltaserve.compute.attention.attention import StepAttention, StepStates
 from deltaserve.compute.collective.collective import ALONE, Collective
 from deltaserve.compute.collective.expert_group import ExpertGroup
-from deltaserve.compute.layers.delta_net import StepTokens, UndecidedStates, mix_tokens
-from deltaserve.compute.layers.gqa import attend, project
-from deltaserve.compute.layers.layers import Projected, dense_mlp
-from deltaserve.compute.layers.mla import attend_latents, project_latents
-from deltaserve.compute.layers.moe import compute_for_others, moe_mlp
+from deltaserve.compute.layers.layer_kind import LastTokens, LayerStep, Place, SharedStep, Undecided
 from deltaserve.compute.layers.rope import Rope
 from deltaserve.compute.layers.step_ops import Peaks, StepOps
-from deltaserve.compute.weights.weights import (
-    AttentionWeights,
-    DecoderWeights,
-    DeltaWeights,
-    DenseWeights,
-    LayerWeights,
-    MlaWeights,
-    MoeWeights,
-)
+from deltaserve.compute.weights.weights import DecoderWeights, LayerWeights
 from deltaserve.core.layout.shard import Shard
 from deltaserve.model.model_spec import ModelSpec
-
-
-@dataclass(frozen=True, slots=True)
-class LastTokens:
-    """The tokens of a step whose hidden states are read: all that the last layer computes, besides K and V of all."""
-
-    tokens: Tensor  # [N] int64
-    attention: Sequence[StepAttention]
-    """Attention of these tokens, one per page group as for the step; none where N is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +28,16 @@ class Hidden:
     normed: Tensor  # [N, hidden] after the final norm
     residual: Tensor  # [N, hidden] before it
     read: Tensor | None  # [T, layers * hidden]: what entered those layers that the draft reads
-    undecided: UndecidedStates | None = None
+    undecided: Undecided | None = None
     """Present where queries end in guesses: their recurrent states wait for `Decoder.settle`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Where a layer finds its part of what a step brings."""
+    """A layer, and what it has to do with its neighbours."""
 
     weights: LayerWeights
-    group: int
-    """Page group that holds its keys and values."""
-    index: int
-    """Index of the layer within that group; a recurrent layer's among those."""
-    rope: int
-    """Index of its rotary embedding among the distinct ones."""
+    place: Place
     next_norm: Tensor
     """Weight of the norm of what it leaves: the next layer's first norm, or the last one of all."""
     is_read: bool
@@ -94,13 +68,17 @@ class Decoder:
         embedding = weights.embedding
         scale = spec.embedding_scale
         self._scale = None if scale == 1.0 else torch.tensor(scale, dtype=embedding.dtype, device=embedding.device)
-        ropes = dict.fromkeys(layer.rope for layer in spec.layers)
+        turning = (layer.mixer.attention for layer in spec.layers)
+        ropes = list(dict.fromkeys(attention.rope for attention in turning if attention is not None))
         self._ropes = tuple(Rope(rope, embedding.device) for rope in ropes)
         norms = [*(held.attention_norm for held in weights.layers[1:]), weights.norm]
         read = () if spec.draft is None else spec.draft.read_layers
+        places = [
+            Place(*spec.place(index), 0 if layer.mixer.attention is None else ropes.index(layer.mixer.attention.rope))
+            for index, layer in enumerate(spec.layers)
+        ]
         self._layers = tuple(
-            _Layer(held, *spec.place(index), list(ropes).index(layer.rope), norms[index], index in read)
-            for index, (held, layer) in enumerate(zip(weights.layers, spec.layers, strict=True))
+            _Layer(held, places[index], norms[index], index in read) for index, held in enumerate(weights.layers)
         )
 
     @property
@@ -147,34 +125,34 @@ class Decoder:
         ops, eps, add_up = self._ops, self.spec.norm_eps, self._collective.all_reduce
         if normed is None:
             normed = ops.norm(x, self._layers[0].weights.attention_norm, eps)
-        turns = [rope.tables(positions, x.dtype) for rope in self._ropes]
-        step = StepTokens.of(states, x.device) if states else None
+        step = LayerStep(
+            ops,
+            self._collective,
+            eps,
+            attention,
+            [rope.tables(positions, x.dtype) for rope in self._ropes],
+            self._shared(states, x.device) if states else None,
+        )
         read = []
         for layer in self._layers:
-            held, index = layer.weights, layer.index
+            held = layer.weights
             if layer.is_read:
                 read.append(x)
-            is_cut = last is not None and layer is self._layers[-1]
-            if isinstance(held.attention, DeltaWeights):
-                added = add_up(self._mix(normed, held.attention, step, index))
-                if last is not None and is_cut:
-                    x, added = x.index_select(0, last.tokens), added.index_select(0, last.tokens)
-                    if not last.attention:
-                        return self._unread(x, read)
-            else:
-                projected = self._project(normed, held.attention, turns[layer.rope])
-                attention[layer.group].write_kv(index, *projected.planes)
-                reading = attention
-                if last is not None and is_cut:
-                    x, projected, reading = x.index_select(0, last.tokens), projected.part(last.tokens), last.attention
-                    if not reading:
-                        return self._unread(x, read)
-                added = add_up(self._attend(projected, held.attention, reading[layer.group], index))
-            x, normed = ops.add_norm(x, added, held.after_attention, held.mlp_norm, eps)
-            added = add_up(self._mlp(normed, held.mlp))
+            of_last = last if layer is self._layers[-1] else None
+            mixed = held.attention.mix(normed, layer.place, step, of_last)
+            if mixed is None:
+                return self._unread(x, read)
+            if of_last is not None:
+                x = x.index_select(0, of_last.tokens)
+            x, normed = ops.add_norm(x, add_up(mixed), held.after_attention, held.mlp_norm, eps)
+            added = add_up(held.mlp.compute(normed, ops, self._group))
             x, normed = ops.add_norm(x, added, held.after_mlp, layer.next_norm, eps)
-        hidden = _hidden(normed, x, read)
-        return hidden if step is None else replace(hidden, undecided=step.undecided)
+        return _hidden(normed, x, read, None if step.shared is None else step.shared.undecided)
+
+    def _shared(self, states: Sequence[StepStates], device: torch.device) -> SharedStep | None:
+        """What recurrent layers share; those of a model are of one kind."""
+        begun = (layer.weights.attention.begin(states, device) for layer in self._layers)
+        return next((shared for shared in begun if shared is not None), None)
 
     def peaks(self, logits: Tensor) -> Peaks:
         """Whether each row of `logits` [N, V] is finite, and where it is largest."""
@@ -191,18 +169,15 @@ class Decoder:
             self._compute_for_others(layer)
 
     def _compute_for_others(self, layer: _Layer) -> None:
-        mlp = layer.weights.mlp
-        if self._group is not None and isinstance(mlp, MoeWeights):
-            assert self.local.moe is not None
+        if self._group is not None:
             nothing = self._weights.embedding.new_empty((0, self.spec.hidden_size))
-            compute_for_others(nothing, mlp, self.local.moe, self._ops, self._group)
+            layer.weights.mlp.accompany(nothing, self._ops, self._group)
 
     def settle(self, hidden: Hidden, lens: Sequence[int]) -> None:
         """Keep states of queries that ended in guesses, as after the first `lens` tokens, one at least: the others
         were wrong."""
         if hidden.undecided is not None:
-            assert self.local.delta is not None
-            hidden.undecided.settle(lens, self.local.delta, self._ops)
+            hidden.undecided.settle(lens, self._ops)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden] -> [N, V] float32, of the whole vocabulary and nothing beside it, on every rank"""
@@ -223,32 +198,6 @@ class Decoder:
         found = functional.embedding(lines.masked_fill(is_elsewhere, 0), table)
         return self._collective.all_reduce(found.masked_fill_(is_elsewhere[:, None], 0))
 
-    def _mix(self, x: Tensor, weights: DeltaWeights, step: StepTokens | None, layer: int) -> Tensor:
-        """This rank's part of a sum."""
-        assert self.local.delta is not None
-        assert step is not None
-        return mix_tokens(x, weights, self.local.delta, self.spec.norm_eps, self._ops, step, layer)
 
-    def _project(self, x: Tensor, weights: AttentionWeights | MlaWeights, rope: tuple[Tensor, Tensor]) -> Projected:
-        if isinstance(weights, MlaWeights):
-            return project_latents(x, weights, self.local, rope, self._ops)
-        return project(x, weights, self.local, rope, self._collective, self._ops)
-
-    def _attend(
-        self, projected: Projected, weights: AttentionWeights | MlaWeights, attention: StepAttention, layer: int
-    ) -> Tensor:
-        """This rank's part of a sum."""
-        if isinstance(weights, MlaWeights):
-            return attend_latents(projected.q, weights, self.local, self._ops, attention, layer)
-        return attend(projected, weights, self.local, self._ops, attention, layer)
-
-    def _mlp(self, x: Tensor, weights: DenseWeights | MoeWeights) -> Tensor:
-        """This rank's part of a sum."""
-        if isinstance(weights, DenseWeights):
-            return dense_mlp(x, weights, self._ops, self.spec.activation)
-        assert self.local.moe is not None
-        return moe_mlp(x, weights, self.local.moe, self._ops, self._group)
-
-
-def _hidden(normed: Tensor, residual: Tensor, read: Sequence[Tensor]) -> Hidden:
-    return Hidden(normed, residual, torch.cat(tuple(read), -1) if read else None)
+def _hidden(normed: Tensor, residual: Tensor, read: Sequence[Tensor], undecided: Undecided | None = None) -> Hidden:
+    return Hidden(normed, residual, torch.cat(tuple(read), -1) if read else None, undecided)

@@ -1,11 +1,11 @@
 """A recurrent layer: input map, short convolution, gated delta rule, gated norm, output map (Gated DeltaNet).
 
 Of a query whose last tokens are guesses no state is stored: `UndecidedStates` has what its tokens bring, and takes in
-those that were right once it is known which (compute/layers/decoder.py, `Hidden`).
+those that were right once it is known which (decoder.py, `Hidden`).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -16,10 +16,11 @@ from torch import Tensor
 from deltaserve.compute.attention.attention import StepStates
 from deltaserve.compute.layers.activations import sigmoid, silu, softplus
 from deltaserve.compute.layers.delta_rule import DeltaRun, DeltaRuns, DeltaTokens, joined, normalised
-from deltaserve.compute.layers.layers import linear
+from deltaserve.compute.layers.layer_kind import LastTokens, LayerStep, Place
 from deltaserve.compute.layers.step_ops import StepOps
-from deltaserve.compute.weights.weights import DeltaWeights
-from deltaserve.model.model_spec import DeltaSpec
+from deltaserve.compute.weights.targets import Linear, TargetTable
+from deltaserve.model.code_plan import CodeRules
+from deltaserve.model.layers.delta_net import DeltaSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class StepTokens:
     undecided: "UndecidedStates | None"
 
     @classmethod
-    def of(cls, states: Sequence[StepStates], device: torch.device) -> Self:
+    def of(cls, spec: DeltaSpec, states: Sequence[StepStates], device: torch.device) -> Self:
         conv, recurrent = states
         runs, guessed, token = [], [], 0
         for index, query in enumerate(conv.queries):
@@ -43,7 +44,7 @@ class StepTokens:
             else:
                 runs.append(DeltaRun(index, tokens, query.q_start))
             token += query.q_len
-        undecided = UndecidedStates.of(conv, recurrent, guessed, device) if guessed else None
+        undecided = UndecidedStates.of(spec, (conv, recurrent), guessed, device) if guessed else None
         return cls(conv, recurrent, DeltaRuns.of(runs, device), undecided)
 
 
@@ -51,6 +52,7 @@ class StepTokens:
 class UndecidedStates:
     """States of a step's queries that end in guesses, as they were before it, and what its tokens bring."""
 
+    spec: DeltaSpec
     conv: StepStates
     recurrent: StepStates
     queries: tuple[DeltaRun, ...]
@@ -63,12 +65,13 @@ class UndecidedStates:
 
     @classmethod
     def of(
-        cls, conv: StepStates, recurrent: StepStates, queries: Sequence[DeltaRun], device: torch.device
+        cls, spec: DeltaSpec, states: Sequence[StepStates], queries: Sequence[DeltaRun], device: torch.device
     ) -> "UndecidedStates":
+        conv, recurrent = states
         those = {query.state for query in queries}
         others = [index for index in range(len(conv.queries)) if index not in those]
         indexes = [torch.tensor(some, dtype=torch.int64, device=device) for some in (sorted(those), others)]
-        return cls(conv, recurrent, tuple(queries), indexes[0], indexes[1], [], [])
+        return cls(spec, conv, recurrent, tuple(queries), indexes[0], indexes[1], [], [])
 
     def step_through(self, layer: int, lens: Sequence[int], ops: StepOps) -> tuple[Tensor, Tensor]:
         """Recurrent states after the first `lens` tokens [U, ..], and what those tokens read [sum of lens, ..]."""
@@ -80,21 +83,61 @@ class UndecidedStates:
         read = ops.recurred(tokens, states, DeltaRuns.of(runs, stored.device))
         return states.view(stored.shape), read
 
-    def settle(self, lens: Sequence[int], spec: DeltaSpec, ops: StepOps) -> None:
+    def settle(self, lens: Sequence[int], ops: StepOps) -> None:
         """Store the states behind the first `lens` tokens of these queries, one at least: the others were wrong."""
         for layer, windows in enumerate(self.windows):
             num_kept = len(windows[0]) - len(self.tokens[layer][0].k)
             kept = [window[length : length + num_kept] for window, length in zip(windows, lens, strict=True)]
-            self.conv.store(layer, *_blocks(torch.stack(kept), spec), some=self.those)
+            self.conv.store(layer, *_blocks(torch.stack(kept), self.spec), some=self.those)
             self.recurrent.store(layer, self.step_through(layer, lens, ops)[0], some=self.those)
 
 
-def mix_tokens(
-    x: Tensor, weights: DeltaWeights, spec: DeltaSpec, norm_eps: float, ops: StepOps, step: StepTokens, layer: int
-) -> Tensor:
-    """x [T, hidden] -> [T, hidden], a sum over the heads of `spec`; the states of the step's requests move on."""
+@dataclass(frozen=True, slots=True)
+class DeltaWeights:
+    """C channels of the convolution: queries, keys, values."""
+
+    spec: DeltaSpec
+    inputs: Linear  # [C + Hv * V + 2 Hv, hidden]: channels, gates, beta, decay
+    kernel: Tensor  # [C, 1, taps], the newest token last
+    decay: Tensor  # [Hv] float32, log of the rate
+    decay_bias: Tensor  # [Hv] float32
+    norm: Tensor  # [V]
+    out: Linear  # [hidden, Hv * V]
+
+    def packed(self, rules: CodeRules) -> "DeltaWeights":
+        return replace(self, inputs=self.inputs.packed(rules), out=self.out.packed(rules))
+
+    def begin(self, states: Sequence[StepStates], device: torch.device) -> StepTokens:
+        return StepTokens.of(self.spec, states, device)
+
+    def mix(self, x: Tensor, place: Place, step: LayerStep, last: LastTokens | None) -> Tensor | None:
+        """The states of all the step's requests move on."""
+        assert isinstance(step.shared, StepTokens)
+        out = mix_tokens(x, self, step.norm_eps, step.ops, step.shared, place.index)
+        if last is None:
+            return out
+        return out.index_select(0, last.tokens) if last.attention else None
+
+
+def allocate(table: TargetTable, spec: DeltaSpec, prefix: str) -> DeltaWeights:
+    prefix = f"{prefix}.linear_attn"
+    inputs = ("in_proj_qkvz", "in_proj_ba") if spec.grouped else ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    return DeltaWeights(
+        spec,
+        inputs=table.fused(prefix, *inputs),
+        kernel=table.whole(f"{prefix}.conv1d.weight"),
+        decay=table.exact.whole(f"{prefix}.A_log"),
+        decay_bias=table.exact.whole(f"{prefix}.dt_bias"),
+        norm=table.whole(f"{prefix}.norm.weight"),
+        out=table.fused(prefix, "out_proj"),
+    )
+
+
+def mix_tokens(x: Tensor, weights: DeltaWeights, norm_eps: float, ops: StepOps, step: StepTokens, layer: int) -> Tensor:
+    """x [T, hidden] -> [T, hidden], a sum over the heads of `weights`; the states of the step's requests move on."""
+    spec = weights.spec
     heads, num_channels = spec.num_value_heads, sum(spec.channels)
-    rows = linear(x, weights.inputs, ops)
+    rows = weights.inputs.product(x, ops)
     channels, gate, beta, decay = torch.split(rows, [num_channels, heads * spec.value_dim, heads, heads], -1)
     q, k, v = torch.split(_convolved(channels, weights.kernel[:, 0].t(), spec, step, layer), list(spec.channels), -1)
     per_key = (-1, spec.num_key_heads, heads // spec.num_key_heads)
@@ -109,7 +152,7 @@ def mix_tokens(
     out = _recurred(tokens, step, layer, ops).view(-1, heads, spec.value_dim)
     normed = functional.rms_norm(out, out.shape[-1:], weights.norm.float(), norm_eps)
     gated = normed * silu(gate.float().view(normed.shape))
-    return linear(gated.flatten(1).to(x.dtype), weights.out, ops)
+    return weights.out.product(gated.flatten(1).to(x.dtype), ops)
 
 
 def _convolved(channels: Tensor, kernel: Tensor, spec: DeltaSpec, step: StepTokens, layer: int) -> Tensor:

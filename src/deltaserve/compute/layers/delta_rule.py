@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from deltaserve.compute.attention.scratch_limits import CHUNK_LEN, CHUNKS_AT_ONCE
+from deltaserve.model.layers.delta_net import CHUNK_LEN, CHUNKS_AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)

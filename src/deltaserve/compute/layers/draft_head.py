@@ -11,8 +11,8 @@ from torch import Tensor
 
 from deltaserve.compute.attention.attention import StepAttention
 from deltaserve.compute.collective.collective import ALONE, Collective
-from deltaserve.compute.layers.decoder import Decoder, Hidden, LastTokens
-from deltaserve.compute.layers.layers import linear
+from deltaserve.compute.layers.decoder import Decoder, Hidden
+from deltaserve.compute.layers.layer_kind import LastTokens
 from deltaserve.compute.layers.step_ops import StepOps
 from deltaserve.compute.weights.weights import DecoderWeights, DraftWeights
 from deltaserve.model.model_spec import DraftSpec, HeadForm
@@ -64,7 +64,7 @@ class DraftHead:
         if self._spec.form is HeadForm.MERGED:
             return hidden.normed
         assert hidden.read is not None
-        return linear(hidden.read, self._weights.merge, self._ops)
+        return self._weights.merge.product(hidden.read, self._ops)
 
     def forward(
         self,
@@ -83,7 +83,7 @@ class DraftHead:
         embedded = ops.norm(self._body.embed(tokens), first_norm, eps)
         both = torch.cat((embedded, ops.norm(features, own.hidden_norm, eps)), -1)  # [T, 2 hidden]
         if self._spec.form is HeadForm.MERGED:
-            hidden = self._body.compute(linear(both, own.merge, ops), None, positions, (attention,), last)
+            hidden = self._body.compute(own.merge.product(both, ops), None, positions, (attention,), last)
             return Drafted(hidden.normed, hidden.normed)
         hidden = self._body.compute(features, both, positions, (attention,), last)
         return Drafted(hidden.normed, hidden.residual)

@@ -1,18 +1,98 @@
 """Mixture of experts: each token goes to its best experts; tokens of one expert are computed together."""
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
 from deltaserve.compute.collective.expert_group import ExpertGroup
 from deltaserve.compute.layers.activations import sigmoid
-from deltaserve.compute.layers.layers import clamped_gated, dense_mlp
+from deltaserve.compute.layers.dense import DenseWeights, allocate_gated
 from deltaserve.compute.layers.step_ops import StepOps
-from deltaserve.compute.weights.weights import DenseWeights, MoeWeights
-from deltaserve.model.model_spec import Activation, MoeSpec, RouterKind
+from deltaserve.compute.weights.block_matrix import Matrix
+from deltaserve.compute.weights.packing import pack, pack_values
+from deltaserve.compute.weights.targets import TargetTable
+from deltaserve.model.code_plan import CodeRules
+from deltaserve.model.layers.layer_spec import Activation
+from deltaserve.model.layers.moe import CORRECTION, FUSED_EXPERTS, ClampedGlu, MoeSpec, RouterKind
 
 
-def route(x: Tensor, layer: MoeWeights, spec: MoeSpec, ops: StepOps) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, slots=True)
+class MoeBiases:
+    router: Tensor  # [E]
+    gate_up: tuple[Tensor, ...]  # of each expert held: [2 I]
+    down: tuple[Tensor, ...] | None  # of each expert held: [hidden]; of parts of experts: on the first rank
+
+
+@dataclass(frozen=True, slots=True)
+class MoeWeights:
+    """Experts of one rank, or its part of each."""
+
+    spec: MoeSpec
+    router: Tensor  # [E, hidden], plain or packed; float32 where each score counts alone
+    correction: Tensor | None  # [E] float32, added to the scores of the choice
+    gate_up: tuple[Matrix, ...]  # of each expert held, plain or packed: [2 I, hidden]
+    down: tuple[Matrix, ...]  # of each expert held: [hidden, I]
+    shared: DenseWeights | None = None  # for every token
+    shared_gate: Tensor | None = None  # [1, hidden]
+    first_expert: int = 0  # of those held
+    biases: MoeBiases | None = None
+
+    def packed(self, rules: CodeRules) -> "MoeWeights":
+        gate_up, down = (tuple(pack(weight, rules) for weight in weights) for weights in (self.gate_up, self.down))
+        shared = self.shared and self.shared.packed(rules)
+        return replace(self, router=pack_values(self.router), gate_up=gate_up, down=down, shared=shared)
+
+    def compute(self, x: Tensor, ops: StepOps, group: ExpertGroup | None = None) -> Tensor:
+        """x [T, hidden] -> [T, hidden], a sum over the experts held, or over the part of each that is; of a group, over
+        those of all members"""
+        experts, gains = route(x, self, ops)
+        chosen = _outputs(x, experts, self, ops) if group is None else _of_group(x, experts, self, ops, group)
+        total = _weighted_sum(chosen, gains)
+        return total if self.shared is None else total + _shared(x, self.shared, self.shared_gate, ops)
+
+    def accompany(self, nothing: Tensor, ops: StepOps, group: ExpertGroup) -> None:
+        experts = torch.empty((0, self.spec.experts_per_token), dtype=torch.int64, device=nothing.device)
+        _of_group(nothing, experts, self, ops, group)
+
+
+def allocate(table: TargetTable, spec: MoeSpec, prefix: str) -> MoeWeights:
+    """Files hold experts one by one, or fused: both are taken."""
+    prefix, first = f"{prefix}.mlp", spec.placement.held(spec.num_experts, table.shard).start
+    if spec.clamped is not None:
+        return _allocate_transposed(table, spec, prefix, first)
+    gate_up, down = (table.whole(f"{prefix}.experts.{name}") for name in FUSED_EXPERTS)
+    size = down.shape[2]
+    for index in range(len(down)):
+        name = f"{prefix}.experts.{first + index}"
+        table.targets[f"{name}.gate_proj.weight"] = gate_up[index, :size]
+        table.targets[f"{name}.up_proj.weight"] = gate_up[index, size:]
+        table.targets[f"{name}.down_proj.weight"] = down[index]
+    shared = allocate_gated(table, f"{prefix}.shared_experts") if spec.shared_size else None
+    gate = table.whole(f"{prefix}.shared_expert_gate.weight") if spec.shared_gate else None
+    correction = None
+    if spec.router is RouterKind.SIGMOID:
+        table = table.exact  # scores near each other decide which experts are chosen: not in 16 bits
+        correction = table.whole(f"{prefix}.{CORRECTION}")
+    router = table.whole(f"{prefix}.gate.weight")
+    return MoeWeights(spec, router, correction, gate_up.unbind(), down.unbind(), shared, gate, first)
+
+
+def _allocate_transposed(table: TargetTable, spec: MoeSpec, prefix: str, first: int) -> MoeWeights:
+    gate_up, down = (table.transposed(f"{prefix}.experts.{name}") for name in FUSED_EXPERTS)
+    gate_up_bias, down_bias = (table.whole(f"{prefix}.experts.{name}_bias") for name in FUSED_EXPERTS)
+    biases = MoeBiases(
+        router=table.whole(f"{prefix}.gate.bias"),
+        gate_up=gate_up_bias.unbind(),
+        down=down_bias.unbind() if len(down_bias) else None,
+    )
+    router = table.whole(f"{prefix}.gate.weight")
+    return MoeWeights(spec, router, None, gate_up.unbind(), down.unbind(), first_expert=first, biases=biases)
+
+
+def route(x: Tensor, layer: MoeWeights, ops: StepOps) -> tuple[Tensor, Tensor]:
     """x [T, hidden] -> expert ids [T, k] and their weights [T, k] float32."""
+    spec = layer.spec
     bias = None if layer.biases is None else layer.biases.router
     logits = ops.product(x.to(layer.router.dtype), layer.router, bias).float()  # [T, E]
     if spec.router is RouterKind.SOFTMAX:
@@ -40,28 +120,9 @@ def _in_best_groups(scores: Tensor, spec: MoeSpec) -> Tensor:
     return grouped.masked_fill(is_lost[..., None], float("-inf")).view(scores.shape)
 
 
-def moe_mlp(x: Tensor, weights: MoeWeights, spec: MoeSpec, ops: StepOps, group: ExpertGroup | None = None) -> Tensor:
-    """x [T, hidden] -> [T, hidden], a sum over the experts held, or over the part of each that is; of a group, over
-    those of all members"""
-    experts, gains = route(x, weights, spec, ops)
-    chosen = (
-        _outputs(x, experts, weights, spec, ops) if group is None else _of_group(x, experts, weights, spec, ops, group)
-    )
-    total = _weighted_sum(chosen, gains)
-    return total if weights.shared is None else total + _shared(x, weights.shared, weights.shared_gate, ops)
-
-
-def compute_for_others(nothing: Tensor, weights: MoeWeights, spec: MoeSpec, ops: StepOps, group: ExpertGroup) -> None:
-    """What `moe_mlp` does of a member that has no tokens. nothing [0, hidden]"""
-    experts = torch.empty((0, spec.experts_per_token), dtype=torch.int64, device=nothing.device)
-    _of_group(nothing, experts, weights, spec, ops, group)
-
-
-def _of_group(
-    x: Tensor, experts: Tensor, weights: MoeWeights, spec: MoeSpec, ops: StepOps, group: ExpertGroup
-) -> Tensor:
+def _of_group(x: Tensor, experts: Tensor, weights: MoeWeights, ops: StepOps, group: ExpertGroup) -> Tensor:
     """x [T, hidden], experts [T, k] -> [T, k, hidden]: each member computes its own experts, of all members' tokens."""
-    holders = experts // (spec.num_experts // group.member.size)  # [T, k]
+    holders = experts // (weights.spec.num_experts // group.member.size)  # [T, k]
     tokens = [(holders == member).any(-1).nonzero()[:, 0] for member in range(group.member.size)]
     # [T, bytes of a row and of its experts]
     lines = torch.cat((x.contiguous().view(torch.uint8), experts.int().view(torch.uint8)), -1)
@@ -69,7 +130,7 @@ def _of_group(
     together, num_bytes = torch.cat(found), x.shape[1] * x.itemsize
     rows = together[:, :num_bytes].contiguous().view(x.dtype)  # [N, hidden]
     ids = together[:, num_bytes:].contiguous().view(torch.int32).long()  # [N, k]
-    outputs = _outputs(rows, ids, weights, spec, ops)
+    outputs = _outputs(rows, ids, weights, ops)
     is_held = (ids >= weights.first_expert) & (ids < weights.first_expert + len(weights.gate_up))
     counts = [len(part) for part in found]
     told = [part[mine] for part, mine in zip(torch.split(outputs, counts), torch.split(is_held, counts), strict=True)]
@@ -79,8 +140,9 @@ def _of_group(
     return chosen
 
 
-def _outputs(x: Tensor, experts: Tensor, weights: MoeWeights, spec: MoeSpec, ops: StepOps) -> Tensor:
+def _outputs(x: Tensor, experts: Tensor, weights: MoeWeights, ops: StepOps) -> Tensor:
     """x [T, hidden], experts [T, k] -> [T, k, hidden] of the experts held; zeros of the others"""
+    spec = weights.spec
     order = experts.flatten().argsort(stable=True)  # [T * k] (token, choice) pairs, those of one expert together
     tokens = order // spec.experts_per_token
     counts = torch.bincount(experts.flatten(), minlength=spec.num_experts).tolist()
@@ -90,27 +152,34 @@ def _outputs(x: Tensor, experts: Tensor, weights: MoeWeights, spec: MoeSpec, ops
     for index, count in enumerate(counts[weights.first_expert : weights.first_expert + num_held]):
         if count == 0:
             continue
-        outputs[start : start + count] = _expert(inputs[start : start + count], index, weights, spec, ops)
+        outputs[start : start + count] = _expert(inputs[start : start + count], index, weights, ops)
         start += count
     return outputs.index_select(0, order.argsort()).view(*experts.shape, x.shape[1])
 
 
 def _shared(x: Tensor, weights: DenseWeights, gate: Tensor | None, ops: StepOps) -> Tensor:
     """What every token goes through: [T, hidden] -> [T, hidden]"""
-    out = dense_mlp(x, weights, ops)
+    out = weights.compute(x, ops)
     if gate is None:
         return out
     opened = (x.float() * gate.float()).sum(-1, keepdim=True).to(x.dtype)  # [T, 1]
     return out * sigmoid(opened)
 
 
-def _expert(x: Tensor, index: int, weights: MoeWeights, spec: MoeSpec, ops: StepOps) -> Tensor:
+def _expert(x: Tensor, index: int, weights: MoeWeights, ops: StepOps) -> Tensor:
     """x [n, hidden] -> [n, hidden] of one of the experts held"""
-    biases = weights.biases
-    if spec.clamped is None or biases is None:
+    biases, clamped = weights.biases, weights.spec.clamped
+    if clamped is None or biases is None:
         return ops.product(ops.gated(ops.product(x, weights.gate_up[index]), Activation.SILU), weights.down[index])
-    hidden = clamped_gated(ops.product(x, weights.gate_up[index], biases.gate_up[index]), spec.clamped)
+    hidden = _clamped_gated(ops.product(x, weights.gate_up[index], biases.gate_up[index]), clamped)
     return ops.product(hidden, weights.down[index], None if biases.down is None else biases.down[index])
+
+
+def _clamped_gated(gate_up: Tensor, spec: ClampedGlu) -> Tensor:
+    """[T, 2 I], gate and up of a channel side by side -> [T, I]"""
+    gate = gate_up[..., 0::2].clamp(max=spec.limit)
+    up = gate_up[..., 1::2].clamp(-spec.limit, spec.limit)
+    return (gate * sigmoid(gate * spec.alpha)).mul_(up.add_(1.0))
 
 
 def _weighted_sum(chosen: Tensor, gains: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from deltaserve.core.errors import ConfigError
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.spec import CacheSpec, StateGroup
 from deltaserve.core.quantization import Quantization
-from deltaserve.model.model_spec import Activation
+from deltaserve.model.layers.layer_spec import Activation
 
 _log = logging.getLogger(__name__)
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from deltaserve.model.model_spec import RopeKind, RopeSpec
+from deltaserve.model.layers.layer_spec import RopeKind, RopeSpec
 
 
 def inverse_frequencies(spec: RopeSpec) -> Tensor:

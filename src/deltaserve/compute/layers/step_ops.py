@@ -15,7 +15,7 @@ from deltaserve.compute.layers.delta_rule import DeltaRuns, DeltaTokens, recurre
 from deltaserve.compute.layers.exact_rows import ExactRows
 from deltaserve.compute.layers.rope import rotate
 from deltaserve.compute.weights.block_matrix import BlockMatrix, Matrix, Stacked, block_values, rounded_inputs
-from deltaserve.model.model_spec import Activation
+from deltaserve.model.layers.layer_spec import Activation
 
 
 class HeadNorm(NamedTuple):

@@ -15,15 +15,9 @@ from torch import Tensor
 from deltaserve.compute.weights.block_matrix import write_rows
 from deltaserve.compute.weights.dequantised import FolderWeight, dequantised
 from deltaserve.compute.weights.gguf_arrays import Array, GgufArray, gguf_arrays
-from deltaserve.compute.weights.packing import pack, pack_draft, pack_layer
-from deltaserve.compute.weights.weights import (
-    CodeRows,
-    CodeTable,
-    DecoderWeights,
-    DraftWeights,
-    allocate,
-    allocate_draft,
-)
+from deltaserve.compute.weights.packing import pack
+from deltaserve.compute.weights.targets import CodeRows, CodeTable
+from deltaserve.compute.weights.weights import DecoderWeights, DraftWeights, allocate, allocate_draft
 from deltaserve.core.layout.shard import Shard
 from deltaserve.core.quantization import Quantization
 from deltaserve.model.code_plan import CODE_RULES, draft_rules, plan_codes, shown_names, stored_kinds
@@ -75,11 +69,11 @@ def load_weights(
         weights = _tie_equal(weights)
     layers = deque(weights.layers)
     own_draft = _draft_of_its_own(spec.draft, dtype, device, shard)
-    draft = weights.draft and pack_draft(weights.draft, rules)
-    draft = draft if own_draft is None else pack_draft(own_draft, draft_rules(rules))
+    draft = weights.draft and weights.draft.packed(rules)
+    draft = draft if own_draft is None else own_draft.packed(draft_rules(rules))
     rest = replace(weights, layers=(), lm_head=pack(weights.lm_head, rules), draft=draft)
     del weights, targets, codes, own_draft  # so that a layer's plain matrices go when it is packed
-    return replace(rest, layers=tuple(pack_layer(layers.popleft(), rules) for _ in range(len(layers))))
+    return replace(rest, layers=tuple(layers.popleft().packed(rules) for _ in range(len(layers))))
 
 
 def _planned(source: Source, stored: ModelSpec, inventory: Inventory, shard: Shard) -> Mapping[str, BlockForm]:

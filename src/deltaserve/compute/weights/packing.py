@@ -1,23 +1,12 @@
 """Weight matrices laid out once for the CPU's matrix library, which otherwise does it in every product."""
 
 import logging
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from deltaserve.compute.weights.block_matrix import BlockMatrix, Matrix, Stacked, round_matrix
-from deltaserve.compute.weights.weights import (
-    AttentionWeights,
-    DeltaWeights,
-    DenseWeights,
-    DraftWeights,
-    LayerWeights,
-    Linear,
-    MlaWeights,
-    MoeWeights,
-)
 from deltaserve.model.code_plan import CODE_RULES, CodeRules
 from deltaserve.model.formats.block_forms import WHOLE_LEN
 
@@ -79,41 +68,3 @@ def packed_rows(num_rows: int) -> int:
         return num_rows
     step = min(64, 1 << (num_rows - 1).bit_length() - 3)
     return -(-num_rows // step) * step
-
-
-def pack_layer(layer: LayerWeights, rules: CodeRules = CODE_RULES["none"]) -> LayerWeights:
-    """All matrices of a layer but those of which there is one per head."""
-    mlp = layer.mlp
-    packed = _pack_dense(mlp, rules) if isinstance(mlp, DenseWeights) else _pack_experts(mlp, rules)
-    return replace(layer, attention=_pack_attention(layer.attention, rules), mlp=packed)
-
-
-def pack_draft(draft: DraftWeights, rules: CodeRules = CODE_RULES["none"]) -> DraftWeights:
-    lm_head = None if draft.lm_head is None else pack(draft.lm_head, rules)
-    return replace(draft, layer=pack_layer(draft.layer, rules), merge=_pack_linear(draft.merge, rules), lm_head=lm_head)
-
-
-def _pack_attention(
-    attention: AttentionWeights | MlaWeights | DeltaWeights, rules: CodeRules
-) -> AttentionWeights | MlaWeights | DeltaWeights:
-    out = _pack_linear(attention.out, rules)
-    if isinstance(attention, DeltaWeights):
-        return replace(attention, inputs=_pack_linear(attention.inputs, rules), out=out)
-    if isinstance(attention, AttentionWeights):
-        return replace(attention, qkv=_pack_linear(attention.qkv, rules), out=out)
-    q_up = None if attention.q_up is None else _pack_linear(attention.q_up, rules)
-    return replace(attention, down=_pack_linear(attention.down, rules), q_up=q_up, out=out)
-
-
-def _pack_dense(mlp: DenseWeights, rules: CodeRules) -> DenseWeights:
-    return DenseWeights(_pack_linear(mlp.gate_up, rules), _pack_linear(mlp.down, rules))
-
-
-def _pack_experts(mlp: MoeWeights, rules: CodeRules) -> MoeWeights:
-    shared = None if mlp.shared is None else _pack_dense(mlp.shared, rules)
-    gate_up, down = (tuple(pack(weight, rules) for weight in weights) for weights in (mlp.gate_up, mlp.down))
-    return replace(mlp, router=pack_values(mlp.router), gate_up=gate_up, down=down, shared=shared)
-
-
-def _pack_linear(linear: Linear, rules: CodeRules) -> Linear:
-    return Linear(pack(linear.weight, rules), linear.bias)

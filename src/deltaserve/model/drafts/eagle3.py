@@ -11,10 +11,12 @@ from pathlib import Path
 
 from deltaserve.core.errors import ConfigError
 from deltaserve.model.drafts.draft_algorithm import DraftAlgorithm, HeadFolder
-from deltaserve.model.family import MAX_HIDDEN, MAX_VOCAB, Family, Rename, dense_spec
+from deltaserve.model.family import MAX_HIDDEN, MAX_VOCAB, Family, Rename, decoder_spec, dense_mlp, gqa_spec
 from deltaserve.model.fields import Fields
 from deltaserve.model.fingerprint import model_fingerprint
-from deltaserve.model.model_spec import DraftNames, DraftSpec, HeadForm, ModelSpec, QkNorm
+from deltaserve.model.layers.gqa import QkNorm
+from deltaserve.model.layers.layer_spec import LayerSpec
+from deltaserve.model.model_spec import DraftNames, DraftSpec, HeadForm, ModelSpec
 from deltaserve.model.open_source import open_source
 from deltaserve.model.tensors import EMBEDDING, GUESSABLE, Inventory, draft_parts
 
@@ -29,7 +31,8 @@ def _build(fields: Fields) -> ModelSpec:
     fields.integer("num_hidden_layers", 1, 1)
     if fields.flag("norm_before_residual", False):
         raise fields.error("norm_before_residual", "false")
-    return replace(dense_spec(fields, "eagle3", QkNorm.NONE), attention_inputs=2)
+    attention = replace(gqa_spec(fields, QkNorm.NONE), num_inputs=2)
+    return decoder_spec(fields, "eagle3", [LayerSpec(attention, dense_mlp(fields))])
 
 
 _EAGLE3 = Family(

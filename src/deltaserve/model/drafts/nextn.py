@@ -6,7 +6,8 @@ from pathlib import Path
 from deltaserve.core.errors import ConfigError
 from deltaserve.model.drafts.draft_algorithm import DraftAlgorithm
 from deltaserve.model.known_families import family_named
-from deltaserve.model.model_spec import DraftSpec, HeadForm, LayerSpec, ModelSpec
+from deltaserve.model.layers.layer_spec import LayerSpec
+from deltaserve.model.model_spec import DraftSpec, HeadForm, ModelSpec
 from deltaserve.model.open_source import open_source
 
 
@@ -16,8 +17,8 @@ def nextn_head(spec: ModelSpec, model_path: Path, folder: Path | None) -> DraftS
     if family.draft is None:
         where = open_source(model_path).config().where
         raise ConfigError(f"{where}: models of {family.model_type} bring no head that drafts tokens (MTP)")
-    layer = LayerSpec(spec.layers[-1].rope, has_experts=spec.layers[-1].has_experts)
-    body = replace(spec, layers=(layer,), delta=None, num_draft_layers=0)
+    layer = LayerSpec(replace(spec.attention, window_len=None), spec.layers[-1].mlp)
+    body = replace(spec, layers=(layer,), num_draft_layers=0)
     return DraftSpec("NEXTN", HeadForm.MERGED, body, family.draft(spec))
 
 

@@ -9,13 +9,19 @@ from deltaserve.model.family import (
     MAX_HIDDEN,
     MAX_LAYERS,
     Family,
-    dense_spec,
+    decoder_spec,
+    dense_mlp,
+    gqa_spec,
+    num_layers,
     refuse_sliding_window,
     with_experts,
-    with_rotary_dim,
 )
 from deltaserve.model.fields import Fields
-from deltaserve.model.model_spec import DraftNames, MlaSpec, ModelSpec, MoeSpec, QkNorm, RouterKind
+from deltaserve.model.layers.gqa import GqaSpec, QkNorm
+from deltaserve.model.layers.layer_spec import LayerSpec
+from deltaserve.model.layers.mla import MlaSpec
+from deltaserve.model.layers.moe import MoeSpec, RouterKind
+from deltaserve.model.model_spec import DraftNames, ModelSpec
 from deltaserve.model.rope_fields import refuse_partial_rotary, softmax_correction
 
 _DEFAULTS = {
@@ -40,34 +46,37 @@ def _build(fields: Fields) -> ModelSpec:
         if fields.text(name, expected) != expected:
             raise fields.error(name, expected)
     fields.integer("moe_layer_freq", 1, 1, default=1)
-    spec = dense_spec(fields, "deepseek_v3", QkNorm.NONE)
-    rope_dim = fields.integer("qk_rope_head_dim", 2, MAX_HEADS)
-    if rope_dim % 2:
-        raise fields.error("qk_rope_head_dim", "an even number")
-    mla = _latent_attention(fields, rope_dim)
-    if mla.q_rank is None and spec.attention_bias:
-        raise fields.error("attention_bias", "false where q_lora_rank is null")
+    mla = _latent_attention(fields, gqa_spec(fields, QkNorm.NONE))
+    spec = decoder_spec(fields, "deepseek_v3", [LayerSpec(mla, dense_mlp(fields))] * num_layers(fields))
     first = fields.integer("first_k_dense_replace", 0, MAX_LAYERS)  # as transformers: of more than there are
-    spec = with_experts(with_rotary_dim(spec, rope_dim), _experts(fields), range(first, spec.num_layers))
     drafts = "num_nextn_predict_layers" if fields.has("num_nextn_predict_layers") else "num_mtp_layers"
     return replace(
-        spec,
-        num_kv_heads=1,
-        head_dim=mla.kv_rank + rope_dim,
-        mla=mla,
+        with_experts(spec, _experts(fields), range(first, spec.num_layers)),
         num_draft_layers=fields.integer(drafts, 0, MAX_LAYERS, default=1),
     )
 
 
-def _latent_attention(fields: Fields, rope_dim: int) -> MlaSpec:
+def _latent_attention(fields: Fields, gqa: GqaSpec) -> MlaSpec:
+    """`gqa`: what attention with heads of their own would be."""
+    rope_dim = fields.integer("qk_rope_head_dim", 2, MAX_HEADS)
+    if rope_dim % 2:
+        raise fields.error("qk_rope_head_dim", "an even number")
     still_dim = fields.integer("qk_nope_head_dim", 1, MAX_HEADS)
+    q_rank = fields.integer("q_lora_rank", 1, MAX_HIDDEN) if fields.has("q_lora_rank") else None
+    kv_rank = fields.integer("kv_lora_rank", 1, MAX_HIDDEN)
+    if q_rank is None and gqa.bias:
+        raise fields.error("attention_bias", "false where q_lora_rank is null")
     return MlaSpec(
-        q_rank=fields.integer("q_lora_rank", 1, MAX_HIDDEN) if fields.has("q_lora_rank") else None,
-        kv_rank=fields.integer("kv_lora_rank", 1, MAX_HIDDEN),
+        rope=replace(gqa.rope, dim=rope_dim),
+        num_heads=gqa.num_heads,
+        num_kv_heads=1,
+        head_dim=kv_rank + rope_dim,
+        bias=gqa.bias,
+        scale=float((still_dim + rope_dim) ** -0.5) * softmax_correction(fields),
+        q_rank=q_rank,
+        kv_rank=kv_rank,
         still_dim=still_dim,
-        turning_dim=rope_dim,
         value_dim=fields.integer("v_head_dim", 1, MAX_HEADS),
-        softmax_scale=float((still_dim + rope_dim) ** -0.5) * softmax_correction(fields),
         interleaved=fields.flag("rope_interleave", True),
     )
 

@@ -14,11 +14,16 @@ from deltaserve.model.family import (
     Family,
     GgufForm,
     Rename,
-    dense_spec,
+    decoder_spec,
+    dense_mlp,
+    gqa_spec,
+    num_layers,
     windows,
 )
 from deltaserve.model.fields import Fields
-from deltaserve.model.model_spec import Activation, ModelSpec, QkNorm, RopeSpec
+from deltaserve.model.layers.gqa import QkNorm
+from deltaserve.model.layers.layer_spec import Activation, LayerSpec, RopeSpec
+from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.rope_fields import rope_spec
 
 _DEFAULTS = {
@@ -45,22 +50,19 @@ _GLOBAL_THETA, _LOCAL_THETA = 1e6, 1e4
 def _build(fields: Fields) -> ModelSpec:
     fields = fields.or_else(_DEFAULTS)
     _refuse_variants(fields)
-    spec = dense_spec(fields, "gemma3_text", QkNorm.HEAD)
-    far, near = _ropes(fields, spec)
-    lengths = windows(fields, spec.num_layers, fields.integer("sliding_window_pattern", 1, MAX_LAYERS, default=_PERIOD))
-    layers = (
-        replace(layer, rope=far if length is None else near, window_len=length)
-        for layer, length in zip(spec.layers, lengths, strict=True)
-    )
+    count, max_position = num_layers(fields), fields.integer("max_position_embeddings", 1, MAX_POSITION)
+    gqa, mlp = gqa_spec(fields, QkNorm.HEAD), replace(dense_mlp(fields), activation=Activation.GELU_TANH)
+    far, near = _ropes(fields, max_position, gqa.head_dim)
+    lengths = windows(fields, count, fields.integer("sliding_window_pattern", 1, MAX_LAYERS, default=_PERIOD))
+    gqa = replace(gqa, scale=float(fields.integer("query_pre_attn_scalar", 1, MAX_HEADS) ** -0.5))
+    mixers = (replace(gqa, rope=far if length is None else near, window_len=length) for length in lengths)
+    spec = decoder_spec(fields, "gemma3_text", [LayerSpec(mixer, mlp) for mixer in mixers])
     return replace(
         spec,
-        layers=tuple(layers),
-        activation=Activation.GELU_TANH,
-        attention_scale=float(fields.integer("query_pre_attn_scalar", 1, MAX_HEADS) ** -0.5),
         embedding_scale=float(spec.hidden_size**0.5),
         zero_centred_norms=fields.flag(ZERO_CENTRED, True),
         post_norms=True,
-        max_position=fields.integer("max_position_embeddings", 1, MAX_POSITION),  # scaling is counted in it
+        max_position=max_position,  # scaling is counted in it
     )
 
 
@@ -74,7 +76,7 @@ def _refuse_variants(fields: Fields) -> None:
         raise fields.error("use_bidirectional_attention", "false")
 
 
-def _ropes(fields: Fields, spec: ModelSpec) -> tuple[RopeSpec, RopeSpec]:
+def _ropes(fields: Fields, max_position: int, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
     """Rotary embedding of layers that see everything, and of those with a window."""
     if fields.has("rope_parameters"):
         both = fields.table("rope_parameters")
@@ -85,8 +87,7 @@ def _ropes(fields: Fields, spec: ModelSpec) -> tuple[RopeSpec, RopeSpec]:
         far = {"rope_theta": fields.positive("rope_theta", _GLOBAL_THETA), **fields.table("rope_scaling").values}
         near = {"rope_theta": fields.positive("rope_local_base_freq", _LOCAL_THETA)}
     specs = (
-        rope_spec(Fields({"rope_parameters": values}, fields.where), spec.max_position, spec.head_dim)
-        for values in (far, near)
+        rope_spec(Fields({"rope_parameters": values}, fields.where), max_position, head_dim) for values in (far, near)
     )
     return next(specs), next(specs)
 

@@ -8,12 +8,17 @@ from deltaserve.model.family import (
     MAX_EXPERTS,
     Family,
     Rename,
-    dense_spec,
+    decoder_spec,
+    dense_mlp,
+    gqa_spec,
+    num_layers,
     windows,
-    with_experts,
 )
 from deltaserve.model.fields import Fields
-from deltaserve.model.model_spec import ClampedGlu, ModelSpec, MoeSpec, QkNorm, RouterKind
+from deltaserve.model.layers.gqa import QkNorm
+from deltaserve.model.layers.layer_spec import LayerSpec
+from deltaserve.model.layers.moe import ClampedGlu, MoeSpec, RouterKind
+from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.rope_fields import refuse_partial_rotary
 
 _YARN = {
@@ -32,19 +37,19 @@ _RENAMES = (Rename(re.compile(r"model\.(layers\.\d+\.mlp)\.router\.(weight|bias)
 
 def _build(fields: Fields) -> ModelSpec:
     refuse_partial_rotary(fields)
-    spec = dense_spec(_with_defaults(fields), "gpt_oss", QkNorm.NONE)
+    filled = _with_defaults(fields)
+    gqa = replace(gqa_spec(filled, QkNorm.NONE), sinks=True)
     num_experts = fields.integer("num_local_experts", 1, MAX_EXPERTS)
     moe = MoeSpec(
         router=RouterKind.SOFTMAX,
         num_experts=num_experts,
         experts_per_token=fields.integer("num_experts_per_tok", 1, num_experts),
-        intermediate_size=spec.intermediate_size,
+        intermediate_size=dense_mlp(fields).inner,
         renormalise=True,  # over all, then over the chosen: what softmax over the chosen alone gives
         clamped=ClampedGlu(fields.positive("swiglu_alpha", 1.702), fields.positive("swiglu_limit", 7.0)),
     )
-    lengths = windows(_with_defaults(fields), spec.num_layers, _PERIOD)
-    layers = (replace(layer, window_len=length) for layer, length in zip(spec.layers, lengths, strict=True))
-    return replace(with_experts(replace(spec, layers=tuple(layers)), moe, range(spec.num_layers)), sinks=True)
+    lengths = windows(filled, num_layers(fields), _PERIOD)
+    return decoder_spec(filled, "gpt_oss", [LayerSpec(replace(gqa, window_len=length), moe) for length in lengths])
 
 
 def _with_defaults(fields: Fields) -> Fields:

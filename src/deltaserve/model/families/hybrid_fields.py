@@ -3,9 +3,24 @@
 import re
 from dataclasses import replace
 
-from deltaserve.model.family import DRAFT_PREFIX, MAX_EXPERTS, MAX_HEADS, MAX_HIDDEN, MAX_LAYERS, Rename, dense_spec
+from deltaserve.model.family import (
+    DRAFT_PREFIX,
+    MAX_EXPERTS,
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_LAYERS,
+    Rename,
+    decoder_spec,
+    dense_mlp,
+    gqa_spec,
+    num_layers,
+)
 from deltaserve.model.fields import Fields
-from deltaserve.model.model_spec import DeltaSpec, DraftNames, LayerSpec, Mixer, ModelSpec, MoeSpec, QkNorm, RouterKind
+from deltaserve.model.layers.delta_net import DeltaSpec
+from deltaserve.model.layers.gqa import QkNorm
+from deltaserve.model.layers.layer_spec import LayerSpec
+from deltaserve.model.layers.moe import MoeSpec, RouterKind
+from deltaserve.model.model_spec import DraftNames, ModelSpec
 from deltaserve.model.rope_fields import rotary_dim
 
 _DEFAULTS = {"head_dim": 256, "partial_rotary_factor": 0.25}
@@ -22,15 +37,11 @@ def hybrid_spec(fields: Fields, family: str, *, grouped: bool) -> ModelSpec:
     if not fields.flag("attn_output_gate", True):
         raise fields.error("attn_output_gate", "true")
     filled = _with_defaults(fields)
-    spec = dense_spec(filled, family, QkNorm.HEAD)
-    rope = replace(spec.layers[0].rope, dim=rotary_dim(filled, spec.head_dim))
-    return replace(
-        spec,
-        layers=tuple(LayerSpec(rope, mixer) for mixer in _mixers(fields, spec.num_layers)),
-        zero_centred_norms=True,
-        output_gate=True,
-        delta=_delta_rule(fields, grouped),
-    )
+    gqa = gqa_spec(filled, QkNorm.HEAD)
+    gqa = replace(gqa, rope=replace(gqa.rope, dim=rotary_dim(filled, gqa.head_dim)), output_gate=True)
+    delta, mlp = _delta_rule(fields, grouped), dense_mlp(filled)
+    layers = [LayerSpec(gqa if attends else delta, mlp) for attends in _attending(fields, num_layers(fields))]
+    return replace(decoder_spec(filled, family, layers), zero_centred_norms=True)
 
 
 def _with_defaults(fields: Fields) -> Fields:
@@ -41,16 +52,19 @@ def _with_defaults(fields: Fields) -> Fields:
     return filled.or_else({"intermediate_size": fields.integer("moe_intermediate_size", 1, 16 * MAX_HIDDEN)})
 
 
-def _mixers(fields: Fields, num_layers: int) -> list[Mixer]:
-    kinds = {"full_attention": Mixer.ATTENTION, "linear_attention": Mixer.DELTA_RULE}
+def _attending(fields: Fields, num_layers: int) -> list[bool]:
+    """Whether a layer has attention; else it is recurrent."""
+    kinds = {"full_attention": True, "linear_attention": False}
     names = fields.texts("layer_types")
     if not fields.has("layer_types"):
         every = fields.integer("full_attention_interval", 1, MAX_LAYERS, default=_ATTENTION_EVERY)
         if every > num_layers:
             raise fields.error("full_attention_interval", f"at most the {num_layers} layers, so that one has attention")
-        return [Mixer.DELTA_RULE if (layer + 1) % every else Mixer.ATTENTION for layer in range(num_layers)]
+        return [(layer + 1) % every == 0 for layer in range(num_layers)]
     if len(names) != num_layers or not set(names) <= kinds.keys():
         raise fields.error("layer_types", f"a list of {num_layers} of {', '.join(kinds)}")
+    if "full_attention" not in names:
+        raise fields.error("layer_types", "at least one full_attention")
     return [kinds[name] for name in names]
 
 

@@ -9,13 +9,17 @@ from deltaserve.model.family import (
     MAX_LAYERS,
     Family,
     Rename,
-    dense_spec,
+    decoder_spec,
+    dense_mlp,
+    gqa_spec,
+    num_layers,
     refuse_sliding_window,
-    with_experts,
-    with_rotary_dim,
 )
 from deltaserve.model.fields import Fields
-from deltaserve.model.model_spec import ModelSpec, MoeSpec, QkNorm, RouterKind
+from deltaserve.model.layers.gqa import QkNorm
+from deltaserve.model.layers.layer_spec import LayerSpec
+from deltaserve.model.layers.moe import MoeSpec, RouterKind
+from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.rope_fields import rotary_dim
 
 _DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 5e6}
@@ -37,16 +41,17 @@ def _build(fields: Fields) -> ModelSpec:
     fields = fields.where_silent(_DEFAULTS)
     _refuse_variants(fields)
     refuse_sliding_window(fields)
-    spec = dense_spec(fields, "minimax_m2", QkNorm.ALL)
+    gqa = gqa_spec(fields, QkNorm.ALL)
     num_experts = fields.integer("num_local_experts", 1, MAX_EXPERTS)
     moe = MoeSpec(
         router=RouterKind.SIGMOID,
         num_experts=num_experts,
         experts_per_token=fields.integer("num_experts_per_tok", 1, num_experts),
-        intermediate_size=spec.intermediate_size,
+        intermediate_size=dense_mlp(fields).inner,
         renormalise=True,
     )
-    spec = with_experts(with_rotary_dim(spec, rotary_dim(fields, spec.head_dim)), moe, range(spec.num_layers))
+    layer = LayerSpec(replace(gqa, rope=replace(gqa.rope, dim=rotary_dim(fields, gqa.head_dim))), moe)
+    spec = decoder_spec(fields, "minimax_m2", [layer] * num_layers(fields))
     return replace(spec, num_draft_layers=fields.integer("num_mtp_modules", 0, MAX_LAYERS, default=0))
 
 

@@ -1,8 +1,9 @@
 """Qwen3 dense: as Llama, with RMSNorm on each query and key head; head_dim is its own number."""
 
-from deltaserve.model.family import COMMON_RENAMES, Family, GgufForm, dense_spec, refuse_sliding_window
+from deltaserve.model.family import COMMON_RENAMES, Family, GgufForm, refuse_sliding_window, uniform_spec
 from deltaserve.model.fields import Fields
-from deltaserve.model.model_spec import ModelSpec, QkNorm
+from deltaserve.model.layers.gqa import QkNorm
+from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.rope_fields import refuse_partial_rotary
 
 _DEFAULTS = {"head_dim": 128, "num_key_value_heads": 32}
@@ -13,7 +14,7 @@ def _build(fields: Fields) -> ModelSpec:
     fields = fields.where_silent(_DEFAULTS)
     refuse_sliding_window(fields)
     refuse_partial_rotary(fields)
-    return dense_spec(fields, "qwen3", QkNorm.HEAD)
+    return uniform_spec(fields, "qwen3", QkNorm.HEAD)
 
 
 QWEN3 = Family("qwen3", "Qwen3ForCausalLM", _build, COMMON_RENAMES, gguf=GgufForm("qwen3"))

@@ -5,12 +5,14 @@ from deltaserve.model.family import (
     MAX_EXPERTS,
     MAX_HIDDEN,
     Family,
-    dense_spec,
     refuse_sliding_window,
+    uniform_spec,
     with_experts,
 )
 from deltaserve.model.fields import Fields
-from deltaserve.model.model_spec import ModelSpec, MoeSpec, QkNorm, RouterKind
+from deltaserve.model.layers.gqa import QkNorm
+from deltaserve.model.layers.moe import MoeSpec, RouterKind
+from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.rope_fields import refuse_partial_rotary
 
 _DEFAULTS = {"num_key_value_heads": 4}
@@ -21,7 +23,7 @@ def _build(fields: Fields) -> ModelSpec:
     fields = fields.where_silent(_DEFAULTS)
     refuse_sliding_window(fields)
     refuse_partial_rotary(fields)
-    spec = dense_spec(fields, "qwen3_moe", QkNorm.HEAD)
+    spec = uniform_spec(fields, "qwen3_moe", QkNorm.HEAD)
     name = "num_experts" if fields.has("num_experts") else "num_local_experts"  # transformers 5 renames it
     num_experts = fields.integer(name, 1, MAX_EXPERTS)
     step = fields.integer("decoder_sparse_step", 1, spec.num_layers, default=1)
