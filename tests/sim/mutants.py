@@ -177,9 +177,8 @@ MUTANTS = (
         "offer_not_repeated",
         "B1",
         _INTAKE,
-        "        else:\n            self._links.send(prefill, self._offer(room, turn.now), turn)",
-        "        elif room.repeat_gap_s == 1:\n"
-        "            self._links.send(prefill, self._offer(room, turn.now), turn)",
+        "        else:\n            self._links.send(prefill, _offer(room, turn.now), turn)",
+        "        elif room.repeat_gap_s == 1:\n            self._links.send(prefill, _offer(room, turn.now), turn)",
     ),
     Mutant("pages_in_other_order", "B2", _INTAKE, "tuple(list(pages) for pages", "tuple(list(pages)[::-1] for pages"),
     Mutant("dead_prefill_unnoticed", "B3", _SERVING, "if room.prefill == peer and room.state in _REMOTE:", "if False:"),

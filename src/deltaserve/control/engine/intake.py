@@ -7,10 +7,10 @@ A room whose next page is on its way to another room waits at the *grant*: prefi
 (its own scheduler sees to that), and when that transfer ends the match is longer and only the rest is moved.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 
 from deltaserve.control.engine.api import InstanceConfig
+from deltaserve.control.engine.open_tickets import OpenTickets
 from deltaserve.control.engine.parts import Parts
 from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.rooms import DecodeRoom, RoomBook
@@ -19,15 +19,12 @@ from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.sched.needs import Needs
 from deltaserve.control.sched.queue import TryOutcome
 from deltaserve.control.sched.request import Origin, Request
-from deltaserve.control.transfer.commands import ExpectPages, ForgetPages, Landed, PagesVerified, TicketId
+from deltaserve.control.transfer.commands import Landed, PagesVerified, TicketId
 from deltaserve.control.transfer.receiver import Heard, Receiver, Ticket
-from deltaserve.control.transfer.staging import STAGING
 from deltaserve.core.errors import FailReason, ProtocolError
 from deltaserve.core.ids import PeerName
 from deltaserve.core.keys import KEY_BYTES
 from deltaserve.core.layout.copy_plan import RankPair, plan_cache
-from deltaserve.core.layout.kv import pool_page_bytes
-from deltaserve.core.layout.shard import Shard
 from deltaserve.core.tokens import pack_u32
 from deltaserve.core.transport import FenceResult
 from deltaserve.core.wire.first_token import FirstToken, decode_first_token
@@ -80,16 +77,9 @@ class Intake:
         self._parts = parts
         self._links = links
         self._receiver = receiver
-        self._by_ticket: dict[Ticket, DecodeRoom] = {}
-        self._coming: Counter[bytes] = Counter()
-        """Key of the first page that a ticket brings |-> tickets."""
         self._page_size = config.cache.page_size
-        of_rank = pool_page_bytes(config.cache, Shard(0, config.tp_size))
-        self._page_bytes = tuple(size * config.tp_size for size in of_rank)
-        self._state_pools = parts.scheduler.running.needs.state_pools
+        self.tickets = OpenTickets(config, links.table, parts.scheduler.running.needs.state_pools)
         self._planned_bytes = self._landed_bytes = 0
-        self._expected: set[TicketId] = set()
-        """Tickets whose pages the ranks were told of."""
         self._pairs_from: dict[int, tuple[RankPair, ...]] = {}
         """Number of ranks that write |-> the pairs of ranks that pages move between."""
 
@@ -115,13 +105,13 @@ class Intake:
             return
         if room.state is DecodeState.GRANTED:
             assert room.ticket is not None
-            self._links.send(prefill, self._grant_message(room.ticket), turn)
+            self._links.send(prefill, _grant(room.ticket), turn)
         elif room.state is DecodeState.VERIFYING:
             pass  # what it was asked for is here, but for the log-probabilities
         elif room.is_queued:
             self._links.send(prefill, Ask(room=room.room, attempt=room.attempt), turn)
         else:
-            self._links.send(prefill, self._offer(room, turn.now), turn)
+            self._links.send(prefill, _offer(room, turn.now), turn)
         if room.misses_prompt_logprobs:
             self.ask_logprobs(room, turn)
         room.next_repeat = turn.now + room.repeat_gap_s
@@ -145,11 +135,6 @@ class Intake:
         room.arrived = first
         room.repeat_gap_s, room.next_repeat = 1.0, now + 1.0
 
-    @staticmethod
-    def queued(room: DecodeRoom) -> None:
-        """Prefill has the offer: whole prompts are not sent twice."""
-        room.is_queued = True
-
     def unanswered(self, room: DecodeRoom, now: float) -> AttemptFailed | None:
         """Whether an attempt waits for what will not come.
 
@@ -169,19 +154,6 @@ class Intake:
         if now - room.offered_at > _BOOTSTRAP_S:
             return AttemptFailed(room, FailReason.NO_PEER, "the prefill worker does not answer")
         return None
-
-    def _offer(self, room: DecodeRoom, now: float) -> Offer:
-        request = room.request
-        return Offer(
-            room=room.room,
-            attempt=room.attempt,
-            prompt=bytes(request.tokens),
-            prompt_len=request.prompt_len,
-            namespace=request.namespace,
-            sampling=request.sampling,
-            remaining_ms=max(1, int((request.deadline - now) * 1000)),
-            cache=request.cache,
-        )
 
     def _take_lease(self, room: DecodeRoom) -> None:
         """Lease what is cached, or more of it: never shorter than before, unless the lease was given up."""
@@ -229,9 +201,9 @@ class Intake:
             return TryOutcome.NO_ROOM
         scheduler.waiting.unhold(request)
         scheduler.waiting.enter(request)
-        self._open(ticket, room)
-        self._expect(ticket, turn)
-        self._planned_bytes += self._bytes_of(ticket)
+        room.ticket, room.sent_at = ticket, None
+        self.tickets.open(ticket, room, self._next_key(room), turn)
+        self._planned_bytes += self.tickets.num_bytes(ticket)
         room.move(DecodeEvent.GRANT)
         room.times.granted = turn.now
         room.decode_cached_len = max(room.decode_cached_len, min(leased * self._page_size, request.prompt_len))
@@ -258,47 +230,10 @@ class Intake:
             missing.append(range(first, num_pages))
         return missing
 
-    def _open(self, ticket: Ticket, room: DecodeRoom) -> None:
-        room.ticket, room.sent_at = ticket, None
-        self._by_ticket[ticket] = room
-        self._coming[self._next_key(room)] += 1
-
-    def _forget(self, ticket: Ticket, room: DecodeRoom) -> None:
-        """The room's pages are here, or will not come by this ticket."""
-        room.ticket = None
-        if self._by_ticket.pop(ticket, None) is not None:
-            key = self._next_key(room)
-            self._coming[key] -= 1
-            if not self._coming[key]:
-                del self._coming[key]
-
-    def _expect(self, ticket: Ticket, turn: EngineTurn) -> None:
-        """Tell the ranks what to scatter, before the grant goes out: a rank scatters nothing but what it was told
-        of."""
-        ends = self._links.table.get(ticket.peer).ends
-        if any(region.component == STAGING for end in ends for region in end.regions):
-            self._expected.add(ticket.id)
-            firsts = tuple(missing.start for missing in ticket.coverage.missing)
-            turn.do(ExpectPages(ticket.peer, ticket.id, firsts, ticket.pages))
-
-    def over(self, ticket: Ticket, turn: EngineTurn) -> None:
-        """A ticket is over: its pages are the room's, or free."""
-        if ticket.id in self._expected:
-            self._expected.discard(ticket.id)
-            turn.do(ForgetPages(ticket.peer, ticket.id))
-
-    @staticmethod
-    def _grant_message(ticket: Ticket) -> Grant:
-        coverage = tuple(
-            Component(pool=pool, first=missing.start, pages=pack_u32(pages))
-            for pool, (missing, pages) in enumerate(zip(ticket.coverage.missing, ticket.pages, strict=True))
-        )
-        return Grant(room=ticket.room, attempt=ticket.attempt, ticket=ticket.id.seq, coverage=coverage)
-
     def _waits_for_duplicate(self, room: DecodeRoom, now: float) -> bool:
         """Whether the room's next page is on its way to another room; for a bounded time."""
         key = self._next_key(room)
-        if not key or not self._coming[key]:
+        if not key or not self.tickets.is_coming(key):
             room.waits_since = None
             return False
         if room.waits_since is None:
@@ -312,29 +247,19 @@ class Intake:
         first = (request.lease.num_pages if request.lease else 0) * KEY_BYTES
         return bytes(request.keys[first : first + KEY_BYTES])
 
-    def _bytes_of(self, ticket: Ticket) -> int:
-        """Bytes of the pages that the ticket covers."""
-        return sum(len(pages) * size for pages, size in zip(ticket.pages, self._page_bytes, strict=True))
-
-    def _state_bytes_of(self, ticket: Ticket) -> int:
-        """The part of it that recurrent states are."""
-        slots = (len(ticket.pages[pool]) * self._page_bytes[pool] for pool in self._state_pools)
-        return sum(slots)
-
     # ------------------------------------------------------------ landing
 
     def sent(self, key: TicketId, now: float) -> None:
         """Prefill says that it has sent everything of a ticket."""
-        ticket = self._receiver.get(key)
-        room = self._by_ticket.get(ticket) if ticket is not None else None
+        room = self.tickets.room_of(self._receiver.get(key))
         if room is not None and room.sent_at is None:
             room.sent_at = now
 
     def landed(self, report: Landed, turn: EngineTurn) -> Outcome | None:
         ticket, heard = self._receiver.landed(report.peer, report.done, report.pair)
         if ticket is not None and heard is Heard.RELEASED:
-            self.over(ticket, turn)
-        room = self._by_ticket.get(ticket) if ticket is not None else None
+            self.tickets.over(ticket, turn)
+        room = self.tickets.room_of(ticket)
         if ticket is None or room is None:
             return None
         if heard is Heard.COMPLETE:
@@ -350,7 +275,7 @@ class Intake:
 
     def verified(self, report: PagesVerified, turn: EngineTurn) -> Outcome | None:
         ticket = self._receiver.get(report.ticket)
-        room = self._by_ticket.get(ticket) if ticket is not None else None
+        room = self.tickets.room_of(ticket)
         if ticket is None or room is None:
             return None
         if report.problem is not None:
@@ -367,13 +292,14 @@ class Intake:
             return AttemptFailed(room, FailReason.TRANSFER_FAILED, str(error))
         if not 0 <= first.token < self._config.vocab_size:
             return AttemptFailed(room, FailReason.BAD_EXTENT, "prefill's token is beyond the vocabulary")
-        self._forget(ticket, room)
+        room.ticket = None
+        self.tickets.forget(ticket)
         firsts = [missing.start for missing in ticket.coverage.missing]
         room.request.own(tuple(list(pages) for pages in self._receiver.accept(ticket)), firsts)
-        self.over(ticket, turn)
-        num_bytes = self._bytes_of(ticket)
+        self.tickets.over(ticket, turn)
+        num_bytes = self.tickets.num_bytes(ticket)
         room.transferred_bytes += num_bytes + len(payload)
-        room.transferred_state_bytes += self._state_bytes_of(ticket)
+        room.transferred_state_bytes += self.tickets.num_state_bytes(ticket)
         self._landed_bytes += num_bytes
         return Arrived(room, first)
 
@@ -383,9 +309,10 @@ class Intake:
         """End the current attempt: revoke its ticket, tell prefill. The room keeps no pages of it."""
         ticket, prefill = room.ticket, room.prefill
         if ticket is not None:
-            self._forget(ticket, room)
+            room.ticket = None
+            self.tickets.forget(ticket)
             if self._receiver.revoke(ticket, turn.now) is Heard.RELEASED:
-                self.over(ticket, turn)
+                self.tickets.over(ticket, turn)
             else:
                 self._revoke(ticket, turn)
         if prefill is not None and self._links.is_ready(prefill):
@@ -395,7 +322,7 @@ class Intake:
         """No byte of the peer can land any more; or that cannot be had, and its pages stay in quarantine."""
         settle = self._receiver.fenced if result is FenceResult.CLOSED else self._receiver.strand
         for ticket in settle(peer):
-            self.over(ticket, turn)
+            self.tickets.over(ticket, turn)
 
     def repeat_revokes(self, turn: EngineTurn) -> None:
         for ticket in self._receiver.quarantined():
@@ -417,3 +344,25 @@ class Intake:
             "deltaserve_transfer_bytes_planned_total": self._planned_bytes,
             "deltaserve_transfer_bytes_landed_total": self._landed_bytes,
         }
+
+
+def _offer(room: DecodeRoom, now: float) -> Offer:
+    request = room.request
+    return Offer(
+        room=room.room,
+        attempt=room.attempt,
+        prompt=bytes(request.tokens),
+        prompt_len=request.prompt_len,
+        namespace=request.namespace,
+        sampling=request.sampling,
+        remaining_ms=max(1, int((request.deadline - now) * 1000)),
+        cache=request.cache,
+    )
+
+
+def _grant(ticket: Ticket) -> Grant:
+    coverage = tuple(
+        Component(pool=pool, first=missing.start, pages=pack_u32(pages))
+        for pool, (missing, pages) in enumerate(zip(ticket.coverage.missing, ticket.pages, strict=True))
+    )
+    return Grant(room=ticket.room, attempt=ticket.attempt, ticket=ticket.id.seq, coverage=coverage)

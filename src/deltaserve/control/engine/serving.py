@@ -161,27 +161,21 @@ class Serving:
                 room = self.rooms.get(cancel.room)
                 if room is not None and room.front == peer.name:
                     self._fail(room, cancel.reason, "cancelled", turn)
-            case _:
+            case Draining() | Drained() | Sent():
+                self._on_ticket_frame(peer, message, turn)
+            case Queued() | Starting() | Failed() | PromptLogprobs():
                 self._on_prefill_frame(peer, message, turn)
 
-    def _on_prefill_frame(self, peer: Peer, body: Message, turn: EngineTurn) -> None:
-        if isinstance(body, Draining | Drained | Sent):
-            self._on_ticket_frame(peer, body, turn)
-            return
-        if not isinstance(body, Queued | Starting | Failed | PromptLogprobs):
-            return
-        room = self.rooms.get(body.room)
-        if room is not None and room.prefill != peer.name:
-            room = None
+    def _on_prefill_frame(
+        self, peer: Peer, body: Queued | Starting | Failed | PromptLogprobs, turn: EngineTurn
+    ) -> None:
+        known = self.rooms.get(body.room)
+        room = known if known is not None and known.prefill == peer.name else None
         match body:
-            case Queued():
-                if room is not None and body.attempt == room.attempt:
-                    self.intake.queued(room)
-            case Starting() if room is not None and room.state in _ASKED and body.attempt <= room.attempt:
-                if body.attempt == room.attempt:
-                    self.intake.started(room, body.cached_len, turn)
-            case Starting():  # of a room that is over, or whose attempts are counted anew
-                self.links.send(peer.name, Cancel(room=body.room, reason=FailReason.CANCELLED), turn)
+            case Starting():
+                self._on_starting(peer, room, body, turn)
+            case Queued() if room is not None and body.attempt == room.attempt:
+                room.is_queued = True  # prefill has the offer: whole prompts are not sent twice
             case Failed() if room is not None and body.attempt == room.attempt:
                 if room.state in _ASKED or room.arrived is not None:  # else everything is here
                     self._attempt_failed(room, body.reason, body.message, turn)
@@ -189,6 +183,13 @@ class Serving:
                     self._lose(peer.name, turn)
             case PromptLogprobs() if room is not None:
                 self._tell_prompt_logprobs(room, body.start, body.values, turn)
+
+    def _on_starting(self, peer: Peer, room: DecodeRoom | None, body: Starting, turn: EngineTurn) -> None:
+        if room is None or room.state not in _ASKED or body.attempt > room.attempt:
+            # of a room that is over, or whose attempts are counted anew
+            self.links.send(peer.name, Cancel(room=body.room, reason=FailReason.CANCELLED), turn)
+        elif body.attempt == room.attempt:
+            self.intake.started(room, body.cached_len, turn)
 
     def _on_submit(self, front: PeerName, submit: Submit, turn: EngineTurn) -> None:
         if self._is_repeat(front, submit, turn):
@@ -271,7 +272,7 @@ class Serving:
             case Drained():
                 heard = self.receiver.drained(ticket.id, message.outcome)
                 if heard is Heard.RELEASED:
-                    self.intake.over(ticket, turn)
+                    self.intake.tickets.over(ticket, turn)
                 elif heard is Heard.FENCE:
                     self._lose(peer.name, turn)
 
