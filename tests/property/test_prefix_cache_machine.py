@@ -20,7 +20,7 @@ from deltaserve.core.errors import StateError
 from deltaserve.core.ids import Namespace, PageId
 from deltaserve.core.keys import KEY_BYTES
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
-from tests.control.cache.toys import ALICE, BOB, STATE, Toy, spell
+from tests.control.cache.toys import ALICE, BOB, STATE, Toy, longest, spell
 
 LETTERS = "ab"
 WORDS = st.text(LETTERS, max_size=6)
@@ -212,7 +212,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         assert match.num_pages == len(self.usable_part(namespace, cached))
         assert match.num_tokens == match.num_pages * size
         for pool in POOLS:
-            assert self.cache.longest(match, pool) == self.longest(namespace, cached, (pool,)) * size
+            assert longest(self.cache, match, pool) == self.longest(namespace, cached, (pool,)) * size
         self.stale = [*self.stale[-3:], (match, cached)]
 
     def hold(self, namespace: Namespace, word: str) -> Held:
@@ -375,7 +375,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         """A receiver of events. One that missed some forgets all, and goes on from a snapshot."""
         if missed:
             snapshot = self.cache.snapshot()
-            self.known, self.next_event = packed_set(snapshot.stored), snapshot.next_event
+            self.known, self.next_event = packed_set(snapshot.stored), snapshot.first
             assert len(snapshot.stored) == len(self.known) * KEY_BYTES
         else:
             events = self.cache.drain_events()

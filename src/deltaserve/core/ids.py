@@ -6,7 +6,6 @@ A page cannot be passed as a row: mypy tells them apart, at no cost at run time.
 from enum import Enum
 from typing import NewType
 
-TokenId = NewType("TokenId", int)
 PageId = NewType("PageId", int)
 """Index of a page in one pool of this rank. A page holds `page_size` tokens of every page group of that pool."""
 PoolId = NewType("PoolId", int)

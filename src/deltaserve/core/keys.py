@@ -71,7 +71,7 @@ def num_keys(keys: bytes | bytearray | memoryview) -> int:
     return len(keys) // KEY_BYTES
 
 
-def common_keys(ours: bytes | bytearray, theirs: bytes | bytearray, guess: int = 0) -> int:
+def common_keys(ours: bytes | bytearray, theirs: bytes | bytearray | memoryview, guess: int = 0) -> int:
     """Number of leading keys that two chains have in common; chained, so bisection finds it. `guess` is tried first."""
     low, high = 0, min(len(ours), len(theirs)) // KEY_BYTES
     middle = min(guess, high - 1)

@@ -42,17 +42,11 @@ def check_ranks(peer: PeerName, ranks: Sequence[RemoteRank]) -> None:
     if not ranks:
         raise TransportError(f"attach to {peer}: it announced no endpoint")
     for rank in ranks:
-        _check_metadata(peer, rank.metadata)
+        if not 0 < len(rank.metadata) <= MAX_METADATA_BYTES:
+            text = f"metadata of {len(rank.metadata)} bytes, allowed are 1 to {MAX_METADATA_BYTES}"
+            raise TransportError(f"attach to {peer}: {text}")
     if len({rank.metadata for rank in ranks}) != len(ranks):
         raise TransportError(f"attach to {peer}: two of its ranks have the same endpoint")
-
-
-def _check_metadata(peer: PeerName, metadata: bytes) -> None:
-    """Raises TransportError for empty or oversize metadata."""
-    if not 0 < len(metadata) <= MAX_METADATA_BYTES:
-        raise TransportError(
-            f"attach to {peer}: metadata of {len(metadata)} bytes, allowed are 1 to {MAX_METADATA_BYTES}"
-        )
 
 
 def index_remote(peer: PeerName, regions: Sequence[RemoteRegion]) -> dict[RegionId, RemoteRegion]:

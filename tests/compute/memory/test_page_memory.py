@@ -38,7 +38,7 @@ def test_regions_name_real_memory() -> None:
     regions = owner.regions()
     assert [name for name, _ in regions] == ["kv", "window", "draft"]
     assert [region.id for _, region in regions] == [0, 1, 2]
-    sizes = [KvLayout(group, 4).arena_bytes(pages) for group, pages in ((FULL, 10), (WINDOW, 5), (DRAFT, 10))]
+    sizes = [KvLayout(group, 4).page_bytes * pages for group, pages in ((FULL, 10), (WINDOW, 5), (DRAFT, 10))]
     assert [region.num_bytes for _, region in regions] == sizes
     assert all(region.device == "cpu" for _, region in regions)
     ctypes.memset(regions[0][1].base, 7, 1)  # as a peer's write would

@@ -7,7 +7,7 @@ from deltaserve.control.cache.pages import PageState
 from deltaserve.control.cache.prefix_cache import Insertion, Lease, Match, PrefixCache, StateEviction
 from deltaserve.core.ids import PageId
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
-from tests.control.cache.toys import ALICE, STATE, Toy, taken, window
+from tests.control.cache.toys import ALICE, STATE, Toy, longest, taken, window
 
 FULL_POOL, WINDOW_POOL, STATE_POOL = 0, 1, 2
 
@@ -37,7 +37,7 @@ class Hybrid(Toy):
     def longest(self, word: str) -> tuple[str, str, str]:
         """Per pool: the longest prefix at which it could continue."""
         match = self.match(word)
-        full, window_len, state = (self.cache.longest(match, pool) // self.page_size for pool in range(3))
+        full, window_len, state = (longest(self.cache, match, pool) // self.page_size for pool in range(3))
         return word[:full], word[:window_len], word[:state]
 
 

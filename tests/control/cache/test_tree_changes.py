@@ -1,7 +1,8 @@
 """Numbered changes, and the snapshot that heals a gap."""
 
-from deltaserve.control.cache.tree_changes import MAX_PENDING_KEYS, EventLog, TreeEvents
+from deltaserve.control.cache.tree_changes import MAX_PENDING_KEYS, EventLog
 from deltaserve.core.keys import KEY_BYTES
+from deltaserve.core.wire.messages import Events
 from tests.control.cache.toys import ALICE, BOB, Toy
 
 
@@ -9,7 +10,11 @@ def split_keys(packed: bytes) -> set[bytes]:
     return {packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)}
 
 
-def replay(known: set[bytes], events: TreeEvents) -> set[bytes]:
+def told(first: int, stored: bytes, evicted: bytes) -> Events:
+    return Events(first=first, stored=stored, evicted=evicted)
+
+
+def replay(known: set[bytes], events: Events) -> set[bytes]:
     """What a receiver does with them."""
     return (known | split_keys(events.stored)) - split_keys(events.evicted)
 
@@ -18,12 +23,12 @@ def test_stored_and_evicted_keys_are_numbered() -> None:
     toy = Toy(4)
     toy.put("abc")
     _, keys = toy.text("abc")
-    assert toy.cache.drain_events() == TreeEvents(0, keys, b"")
+    assert toy.cache.drain_events() == told(0, keys, b"")
     toy.cache.evict((1, 1))
     toy.put("x", namespace=BOB)
     _, other = toy.text("x", BOB)
-    assert toy.cache.drain_events() == TreeEvents(3, other, keys[32:])
-    assert toy.cache.drain_events() == TreeEvents(5, b"", b"")
+    assert toy.cache.drain_events() == told(3, other, keys[32:])
+    assert toy.cache.drain_events() == told(5, b"", b"")
 
 
 def test_adopted_pages_and_splits_are_no_events() -> None:
@@ -33,7 +38,7 @@ def test_adopted_pages_and_splits_are_no_events() -> None:
     toy.cache.drain_events()
     toy.insert(cold, "abcd")
     toy.lease("ab")
-    assert toy.cache.drain_events() == TreeEvents(4, b"", b"")
+    assert toy.cache.drain_events() == told(4, b"", b"")
 
 
 def test_within_one_drain_the_last_change_of_a_key_wins() -> None:
@@ -43,7 +48,7 @@ def test_within_one_drain_the_last_change_of_a_key_wins() -> None:
     toy.put("a")
     _, keys = toy.text("ab")
     events = toy.cache.drain_events()
-    assert events == TreeEvents(0, keys[:16], keys[16:])
+    assert events == told(0, keys[:16], keys[16:])
 
 
 def test_replay_equals_snapshot() -> None:
@@ -64,13 +69,13 @@ def test_a_snapshot_is_continued_by_the_next_drain() -> None:
     toy.cache.drain_events()
     toy.cache.evict((2, 2))
     toy.put("cd")
-    stored, next_event = toy.cache.snapshot()
-    known = split_keys(stored)
+    snapshot = toy.cache.snapshot()
+    known = split_keys(snapshot.stored)
     toy.put("ab")
     toy.cache.release(toy.lease("xy"))
     toy.cache.evict((2, 2))
     events = toy.cache.drain_events()
-    assert events.first == next_event == 4
+    assert events.first == snapshot.first == 4
     assert replay(known, events) == split_keys(toy.cache.snapshot().stored)
 
 
@@ -78,8 +83,8 @@ def test_what_nobody_drains_is_bounded_and_leaves_a_gap() -> None:
     log = EventLog()
     for _ in range(MAX_PENDING_KEYS):
         log.stored(bytes(KEY_BYTES))
-    assert log.drain() == TreeEvents(0, bytes(KEY_BYTES), b"")
+    assert log.drain() == told(0, bytes(KEY_BYTES), b"")
     log.stored(bytes(KEY_BYTES) * MAX_PENDING_KEYS)
     log.evicted(bytes(KEY_BYTES))
     log.stored(b"k" * KEY_BYTES)
-    assert log.drain() == TreeEvents(1 + MAX_PENDING_KEYS + 1, b"k" * KEY_BYTES, b"")
+    assert log.drain() == told(1 + MAX_PENDING_KEYS + 1, b"k" * KEY_BYTES, b"")

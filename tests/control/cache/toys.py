@@ -31,6 +31,16 @@ def keys_of(tokens: bytes, page_size: int, namespace: Namespace) -> bytes:
     return extend_keys(seed_key(b"secret", "model", page_size, namespace), tokens, 0, page_size)
 
 
+def longest(cache: PrefixCache, match: Match, pool: int) -> int:
+    """Tokens of the longest matched prefix at which this pool alone could continue: its last window or state."""
+    end, node, tail = match.reach // cache.page_size, match.node, cache._tail_of.get(pool)
+    while tail is not None and node is not None and end and (shorter := tail.shorten(node, end)) < end:
+        end = shorter
+        while node.parent is not None and node.start >= end:
+            node = node.parent
+    return end * cache.page_size
+
+
 def taken(pages: tuple[PageId, ...] | None) -> tuple[PageId, ...]:
     """Pages of an allocation that must succeed."""
     assert pages is not None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deltaserve.control.sched.rows import Rows
+from deltaserve.control.sched.running import Rows
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import PoolId
 from tests.control.sched.toys import make_request

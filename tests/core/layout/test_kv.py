@@ -32,7 +32,6 @@ def test_bytes_are_those_of_the_shape(dtype: DType, planes: int, shard: Shard) -
     layout = KvLayout(group, page_size=16, shard=shard)
     assert layout.page_bytes == math.prod(layout.page_shape) * dtype.itemsize
     assert layout.head_bytes == math.prod(layout.page_shape[1:]) * dtype.itemsize
-    assert layout.arena_bytes(7) == 7 * layout.page_bytes
 
 
 def test_pages_and_heads_are_contiguous_in_row_major_order() -> None:
@@ -72,4 +71,3 @@ def test_blocks_of_a_slot_follow_each_other(group: StateGroup, shard: Shard) -> 
         assert (block.num_layers, block.num_rows) == (36, 3 if group is CONV else 1)
         end += block.size
     assert end * group.dtype.itemsize == layout.page_bytes == as_planned.page_bytes
-    assert layout.arena_bytes(5) == 5 * layout.page_bytes

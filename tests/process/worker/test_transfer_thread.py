@@ -44,7 +44,7 @@ GROUP = PageGroup("kv", 2, 1, 8, DType.FLOAT32)
 CACHE = CacheSpec(4, (GROUP,))
 LAYOUT = KvLayout(GROUP, CACHE.page_size)
 NUM_PAGES = 8
-SIZES = {"kv": LAYOUT.arena_bytes(NUM_PAGES)}
+SIZES = {"kv": LAYOUT.page_bytes * NUM_PAGES}
 REGIONS = {"kv": RegionId(0)}
 TICKET = TicketId(Boot(1), Boot(2), TicketSeq(1))
 

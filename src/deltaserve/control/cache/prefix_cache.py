@@ -19,14 +19,15 @@ from deltaserve.control.cache.lease import Insertion, Lease, Match
 from deltaserve.control.cache.pages import PageEvent
 from deltaserve.control.cache.radix import Node, Packed, Pages, RadixTree
 from deltaserve.control.cache.tails import StateEviction, TailPool
-from deltaserve.control.cache.tree_changes import EventLog, TreeEvents, TreeSnapshot
+from deltaserve.control.cache.tree_changes import EventLog
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import Namespace, PageId
 from deltaserve.core.keys import KEY_BYTES, key_at, num_keys
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.core.tokens import TOKEN_BYTES, token_len
+from deltaserve.core.wire.messages import Events
 
-__all__ = ["Insertion", "Lease", "Match", "PrefixCache", "StateEviction", "TreeEvents", "TreeSnapshot"]
+__all__ = ["Insertion", "Lease", "Match", "PrefixCache", "StateEviction"]
 
 
 _FULL = 0
@@ -110,14 +111,6 @@ class PrefixCache:
                 tail.touch(_covering(node, usable), usable)
         size = self.page_size
         return Match(namespace, usable * size, usable, reach * size, self._version, node, self._tree)
-
-    def longest(self, match: Match, pool: int) -> int:
-        """Tokens of the longest matched prefix at which this pool alone could continue: its last window or state."""
-        self._check_current(match)
-        tail = self._tail_of.get(pool)
-        if tail is None or match.node is None:
-            return match.reach
-        return tail.longest(match.node, match.reach // self.page_size) * self.page_size
 
     def lease(self, match: Match) -> Lease:
         """Lock the usable prefix and all that continuing there needs. StateError when the tree changed since."""
@@ -286,13 +279,14 @@ class PrefixCache:
             self.num_flushed[index] += pool.moves[PageEvent.EVICT] - num_evicted[index]
         return tuple(pool.num_free - start for pool, start in zip(self.pools, before, strict=True))
 
-    def drain_events(self) -> TreeEvents:
+    def drain_events(self) -> Events:
         """What entered and left the tree since the last call: FULL pages, since they say how far a match can reach."""
         return self._events.drain()
 
-    def snapshot(self) -> TreeSnapshot:
+    def snapshot(self) -> Events:
         """All keys in the tree now, for a receiver that missed events; the next drain continues it."""
-        return TreeSnapshot(b"".join(node.keys for node in self._tree.nodes()), self._events.next_event)
+        stored = b"".join(node.keys for node in self._tree.nodes())
+        return Events(first=self._events.next_event, stored=stored, evicted=b"", snapshot=True)
 
     def states(self, pool: int) -> Iterator[tuple[Namespace, bytes, PageId]]:
         """(namespace, packed tokens that the state has taken in, its slot) of every state that a match can reach."""

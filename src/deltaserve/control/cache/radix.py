@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import Namespace, PageId
-from deltaserve.core.keys import KEY_BYTES
+from deltaserve.core.keys import KEY_BYTES, common_keys
 from deltaserve.core.tokens import TOKEN_BYTES
 
 Pages = tuple[tuple[PageId, ...], ...]
@@ -209,7 +209,7 @@ class RadixTree:
         if node.end <= limit and _stands_at(tokens, offset, ours):
             return node.num_pages
         bound = min(node.end, limit) - node.start
-        guess = _agreeing_keys(node.keys, keys, node.start, bound)
+        guess = common_keys(node.keys, memoryview(keys)[node.start * KEY_BYTES : (node.start + bound) * KEY_BYTES])
         agrees = _stands_at(tokens, offset, memoryview(ours)[: guess * size])
         if agrees and (guess == bound or not _same_page(ours, tokens, guess, offset, size)):
             return guess
@@ -222,23 +222,6 @@ def _stands_at(tokens: Packed, offset: int, ours: bytes | memoryview) -> bool:
     if isinstance(tokens, memoryview):
         return bytes(ours).startswith(tokens[offset : offset + len(ours)])
     return tokens.startswith(ours, offset)
-
-
-def _agreeing_keys(ours: bytes, theirs: Packed, start: int, bound: int) -> int:
-    """Length of the common prefix of our key chain and theirs from page index `start`, at most `bound`.
-
-    Chained, so bisection finds it.
-    """
-    low, high = 0, bound
-    offset = start * KEY_BYTES
-    while low < high:
-        middle = (low + high) // 2
-        at = middle * KEY_BYTES
-        if ours[at : at + KEY_BYTES] == theirs[offset + at : offset + at + KEY_BYTES]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def _same_page(ours: bytes, theirs: Packed, page: int, offset: int, size: int) -> bool:

@@ -74,17 +74,6 @@ class TailPool:
 
     # ------------------------------------------------------------ presence
 
-    def longest(self, node: Node, end: int) -> int:
-        """Largest page index <= `end` on the path of `node` at which this pool could continue; `node` covers `end`."""
-        while end:
-            shorter = self.shorten(node, end)
-            if shorter == end:
-                break
-            end = shorter
-            while node.parent is not None and node.start >= end:
-                node = node.parent
-        return end
-
     def shorten(self, node: Node, end: int) -> int:
         """`end` if all that it needs is there, else the next candidate: the start of the node that lacks a page.
 

@@ -1,31 +1,10 @@
 """What entered and left a tree, for the routers' residency view."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
-
 from deltaserve.core.keys import KEY_BYTES
+from deltaserve.core.wire.messages import Events
 
 MAX_PENDING_KEYS = 1 << 16
 """Changes kept for the next drain, 1 MiB. More are dropped; the gap in the numbers calls for a snapshot."""
-
-
-@dataclass(frozen=True, slots=True)
-class TreeEvents:
-    """One `wire.messages.Events` worth of changes. Packed page keys; no key is in both lists."""
-
-    first: int
-    """Number of the first change; the first ever is 0, each key of either list counts one."""
-    stored: bytes
-    """Keys that are in the tree now."""
-    evicted: bytes
-    """Keys that left the tree."""
-
-
-class TreeSnapshot(NamedTuple):
-    """All keys in a tree, and the number that the next change will bear."""
-
-    stored: bytes
-    next_event: int
 
 
 class EventLog:
@@ -50,15 +29,15 @@ class EventLog:
     def evicted(self, keys: bytes) -> None:
         self._append(False, keys)
 
-    def drain(self) -> TreeEvents:
+    def drain(self) -> Events:
         """Changes since the last call."""
         present: dict[bytes, bool] = {}
         for is_present, keys in self._pending:
             present.update(dict.fromkeys(_unpacked(keys), is_present))
-        events = TreeEvents(
-            self._next,
-            b"".join(key for key, is_present in present.items() if is_present),
-            b"".join(key for key, is_present in present.items() if not is_present),
+        events = Events(
+            first=self._next,
+            stored=b"".join(key for key, is_present in present.items() if is_present),
+            evicted=b"".join(key for key, is_present in present.items() if not is_present),
         )
         self._next += len(present)
         self._pending.clear()

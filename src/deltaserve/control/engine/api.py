@@ -19,7 +19,8 @@ import msgspec
 from deltaserve.control.peer.link import LinkAction, LinkEvent
 from deltaserve.control.sched.plan import StepPlan, StepResult
 from deltaserve.control.transfer.commands import TransferCommand, TransferReport
-from deltaserve.core.ids import Boot, PeerName, Role
+from deltaserve.core.ids import Boot, Namespace, PeerName, Role
+from deltaserve.core.keys import seed_key
 from deltaserve.core.layout.spec import CacheSpec
 from deltaserve.core.transport import Evidence
 
@@ -105,6 +106,10 @@ class InstanceConfig:
     """Each of them has memory in which elements are converted on the way."""
     configured_role: Role | None = None
     """What the process was started as, once its role was changed; None: it never was."""
+
+    def seed_of(self, namespace: Namespace) -> bytes:
+        """Key before that of a prompt's first page."""
+        return seed_key(self.cluster_secret, self.fingerprint, self.cache.page_size, namespace)
 
 
 class Instance(Protocol):

@@ -8,7 +8,7 @@ from deltaserve.control.engine.api import InstanceConfig
 from deltaserve.control.sched.plan import ItemOutcome
 from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import Namespace, Role
-from deltaserve.core.keys import KEY_BYTES, extend_keys, seed_key
+from deltaserve.core.keys import KEY_BYTES, extend_keys
 from deltaserve.core.layout.prompt_pages import PromptPages
 from deltaserve.core.sampling import sampling_problem
 from deltaserve.core.tokens import TOKEN_BYTES, token_len, unpack_u32
@@ -65,9 +65,7 @@ def refuse_submit(config: InstanceConfig, submit: Submit) -> Refusal | None:
     """Why decode can never serve a Submit, or None."""
     problem = _request_problem(config, submit)
     if problem is None and (len(submit.keys) % KEY_BYTES or not page_keys(config, submit).startswith(submit.keys)):
-        problem = (
-            "the keys are not those of the prompt's full pages"  # a tree that took them would refuse the right ones
-        )
+        problem = "the keys are not those of the prompt's full pages"  # a tree with them would refuse the right ones
     if problem is not None:
         return FailReason.BAD_EXTENT, problem
     if not 0 <= token_len(submit.prompt) - submit.prompt_len < submit.sampling.max_tokens:
@@ -78,10 +76,9 @@ def refuse_submit(config: InstanceConfig, submit: Submit) -> Refusal | None:
 def refuse_offer(config: InstanceConfig, offer: Offer) -> Refusal | None:
     """Why prefill can never serve an Offer, or None."""
     problem = _request_problem(config, offer)
-    num_tokens = token_len(offer.prompt)
     if problem is not None:
         return FailReason.BAD_EXTENT, problem
-    return _size_problem(config, num_tokens)
+    return _size_problem(config, token_len(offer.prompt))
 
 
 def grant_fits(config: InstanceConfig, pool_pages: Sequence[int], grant: Grant, prompt: PromptPages) -> bool:
@@ -119,9 +116,7 @@ def _request_problem(config: InstanceConfig, asked: Submit | Offer) -> str | Non
 
 def page_keys(config: InstanceConfig, asked: Submit | Offer) -> bytes:
     """Packed keys of the full pages of the prompt, in this worker's page size."""
-    page_size = config.cache.page_size
-    first = seed_key(config.cluster_secret, config.fingerprint, page_size, Namespace(asked.namespace))
-    return extend_keys(first, asked.prompt, 0, page_size)
+    return extend_keys(config.seed_of(Namespace(asked.namespace)), asked.prompt, 0, config.cache.page_size)
 
 
 def _size_problem(config: InstanceConfig, num_tokens: int) -> Refusal | None:

@@ -22,10 +22,8 @@ from deltaserve.control.engine.parts import (
     Parts,
     build_parts,
     check_parts,
-    drain_events,
     facts_of,
     pool_metrics,
-    snapshot_events,
     take_over_parts,
 )
 from deltaserve.control.engine.peer_links import PeerLinks
@@ -160,7 +158,7 @@ class EngineCore:
         if heard.is_gone:
             self._drop_peer(peer.name, FailReason.PEER_FENCED, turn)
         if isinstance(heard.message, Hello):
-            self.links.send(peer.name, snapshot_events(self.parts.cache), turn)
+            self.links.send(peer.name, self.parts.cache.snapshot(), turn)
         if self._writes:
             self.outflow.on_frame(peer, event.envelope, heard.message, turn)
         if self._serves and heard.message is not None:
@@ -205,8 +203,10 @@ class EngineCore:
             self._queue_again(turn)
         self.serving.flush(turn)
         self._go_on_changing(turn)
-        if self._meter.may_publish(now) and (events := drain_events(self.parts.cache)):
-            self.links.tell_fronts(events, turn)
+        if self._meter.may_publish(now):
+            events = self.parts.cache.drain_events()
+            if events.stored or events.evicted:
+                self.links.tell_fronts(events, turn)
         return turn.actions
 
     # ------------------------------------------------------------ another role

@@ -12,9 +12,9 @@ from deltaserve.control.sched.request import Request
 from deltaserve.control.sched.sched_config import SchedConfig
 from deltaserve.control.sched.scheduler import Scheduler
 from deltaserve.core.errors import IntegrityError
-from deltaserve.core.ids import Namespace, Role
-from deltaserve.core.keys import seed_key
-from deltaserve.core.wire.messages import Events, Facts
+from deltaserve.core.ids import Role
+from deltaserve.core.keys import seed_check
+from deltaserve.core.wire.messages import Facts
 
 _PAGE_STATES = tuple((state, state.name.lower()) for state in PageState)
 """Each page state with its name in metrics."""
@@ -31,15 +31,10 @@ class Parts:
 
 
 def build_parts(config: InstanceConfig) -> Parts:
-    page_size = config.cache.page_size
     pools = tuple(PagePool(num_pages) for num_pages in config.num_pages)
-    cache = PrefixCache(page_size, pools, config.cache.pools, StateEviction(config.options.state_eviction))
+    cache = PrefixCache(config.cache.page_size, pools, config.cache.pools, StateEviction(config.options.state_eviction))
     budget = Budget(cache, pools)
-
-    def seed_of(namespace: Namespace) -> bytes:
-        return seed_key(config.cluster_secret, config.fingerprint, page_size, namespace)
-
-    return Parts(pools, cache, budget, Scheduler(sched_config(config), cache, budget, seed_of))
+    return Parts(pools, cache, budget, Scheduler(sched_config(config), cache, budget, config.seed_of))
 
 
 def take_over_parts(former: Parts, config: InstanceConfig) -> Parts:
@@ -82,22 +77,8 @@ def facts_of(config: InstanceConfig) -> Facts:
         max_context_len=config.max_context_len,
         max_running=config.max_running_requests,
         vocab_size=config.vocab_size,
-        keys_seed_check=seed_key(config.cluster_secret, config.fingerprint, 0, Namespace("")),
+        keys_seed_check=seed_check(config.cluster_secret, config.fingerprint),
     )
-
-
-def drain_events(cache: PrefixCache) -> Events | None:
-    """What changed in the tree since the last call, or None."""
-    events = cache.drain_events()
-    if not events.stored and not events.evicted:
-        return None
-    return Events(first=events.first, stored=events.stored, evicted=events.evicted)
-
-
-def snapshot_events(cache: PrefixCache) -> Events:
-    """The whole tree, for a front that does not know it."""
-    snapshot = cache.snapshot()
-    return Events(first=snapshot.next_event, stored=snapshot.stored, evicted=b"", snapshot=True)
 
 
 def pool_metrics(parts: Parts) -> dict[str, float]:

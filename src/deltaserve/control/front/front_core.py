@@ -75,7 +75,7 @@ class FrontCore:
                     self.workers.died(worker, now)
                     self._lifecycle.ended(worker, now)
             case LinkBroken(peer):
-                self.workers.broke(peer, now)
+                self.workers.table.broke(peer, now)
             case FrameIn(envelope):
                 self._on_frame(envelope, now)
         return self._flush()

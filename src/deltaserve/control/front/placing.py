@@ -105,7 +105,7 @@ class Placer:
 
     def _advised(self, workers: Sequence[Worker], now: float) -> list[Worker]:
         """The workers that are heard of and whose circuit is closed; all that there are, where none is such."""
-        heard = [w for w in workers if not self._workers.is_suspect(w, now)] or workers
+        heard = [w for w in workers if not self._workers.table.is_suspect(w.peer, now)] or workers
         names = set(self.breakers.advised([w.name for w in heard], now))
         return [w for w in heard if w.name in names]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from deltaserve.core.errors import IntegrityError
 from deltaserve.core.ids import PeerName
-from deltaserve.core.keys import KEY_BYTES, key_at, num_keys
+from deltaserve.core.keys import KEY_BYTES, common_keys, key_at, num_keys
 from deltaserve.core.wire.messages import Events
 
 _EXPECTED_S = 10.0
@@ -103,7 +103,7 @@ class Residency:
             num_pages = _prefix_len(num_keys(keys), lambda page: key_at(keys, page) in view.keys)
         for placed in view.expected.get(first, ()):
             if placed.until > now:
-                num_pages = max(num_pages, _common_len(placed.keys, keys))
+                num_pages = max(num_pages, common_keys(placed.keys, keys))
         return num_pages * page_size
 
     def num_resident(self, worker: PeerName) -> int:
@@ -118,12 +118,6 @@ class Residency:
                 raise IntegrityError(f"residency of {worker}: {len(view.keys)} keys, limit {self._max_keys}")
             if len(view.expected) > _EXPECTED_PROMPTS:
                 raise IntegrityError(f"residency of {worker}: {len(view.expected)} prompts expected")
-
-
-def _common_len(one: bytes, other: bytes) -> int:
-    """Pages two chains have in common: equal keys mean that all before them are equal."""
-    shorter = min(num_keys(one), num_keys(other))
-    return _prefix_len(shorter, lambda page: key_at(one, page) == key_at(other, page))
 
 
 def _prefix_len(num_pages: int, holds: Callable[[int], bool]) -> int:

@@ -443,14 +443,6 @@ class Workers:
             [self._next_beat, *(self.table.lost_at(w.peer) for w in self._workers.values() if w.peer.state in _THERE)]
         )
 
-    def broke(self, name: PeerName, now: float) -> None:
-        """The connection to a worker ended."""
-        self.table.broke(name, now)
-
-    def is_suspect(self, worker: Worker, now: float) -> bool:
-        """Whether it was silent for longer than it should be."""
-        return self.table.is_suspect(worker.peer, now)
-
 
 def _is_sound(status: Status) -> bool:
     counts = (status.num_waiting, status.waiting_tokens, status.num_running)

@@ -110,7 +110,7 @@ class Endpoint:
             cache = config.cache
             pools = {group.name: cache.pool_of(group) for group in cache.groups}
             self.staged = StagedTransport(transport, staging, config.shard.rank, pools, self.counters)
-        self._transport: Transport = self.staged or transport
+        self._transport = self.staged or transport
         self._told: Counter[str] = Counter()
         """Values of `counters` that the control plane knows."""
         self._tell_staging_at = 0.0

@@ -7,7 +7,7 @@ from deltaserve.control.transfer.staged_reader import StagedReader
 from deltaserve.control.transfer.staged_writer import StagedWriter
 from deltaserve.control.transfer.staging import Staging, StagingRank
 from deltaserve.core.errors import ProtocolError
-from deltaserve.core.extents import Copy, Region
+from deltaserve.core.extents import Copy
 from deltaserve.core.ids import PeerName, PoolId
 from deltaserve.core.transport import Evidence, FenceResult, Notification, RemoteRank, Transport, WriteId, WriteState
 from deltaserve.core.wire.staged_frames import FrameOfReader, decode_stage, is_stage_frame
@@ -31,15 +31,8 @@ class StagedTransport:
         """Writes that only pass through |-> their numbers below."""
 
     @property
-    def name(self) -> str:
-        return self._transport.name
-
-    @property
     def evidence(self) -> Evidence:
         return self._transport.evidence
-
-    def register(self, region: Region) -> None:
-        self._transport.register(region)
 
     def open(self, peer: PeerName) -> bytes:
         metadata = self._transport.open(peer)
@@ -69,9 +62,6 @@ class StagedTransport:
         self.writer.fence(peer, result)
         self.reader.fence(peer, result)
         return result
-
-    def close(self) -> None:
-        self._transport.close()
 
     def advance(self, now: float) -> None:
         """Time goes on; what waits is looked at with the next `notifications`."""

@@ -37,9 +37,6 @@ class KvLayout:
     def page_bytes(self) -> int:
         return group_page_bytes(self.group, self.page_size, self.shard)
 
-    def arena_bytes(self, num_pages: int) -> int:
-        return num_pages * self.page_bytes
-
 
 class StateBlock(NamedTuple):
     """Where one block lies in a slot of a rank, in elements: [heads, layers, rows, width]."""
@@ -78,9 +75,6 @@ class StateLayout:
     @property
     def page_bytes(self) -> int:
         return group_page_bytes(self.group, 1, self.shard)
-
-    def arena_bytes(self, num_pages: int) -> int:
-        return num_pages * self.page_bytes
 
 
 def group_page_bytes(group: CacheGroup, page_size: int, shard: Shard = Shard()) -> int:

@@ -4,6 +4,7 @@ Whoever reads a frame gets an Envelope or one ProtocolError; nothing else can co
 """
 
 import zlib
+from typing import TypeVar
 
 import msgspec
 
@@ -15,6 +16,8 @@ HEADER_BYTES = 7
 LARGE_FRAME_BYTES = 16 << 20
 SMALL_FRAME_BYTES = 1 << 20
 _LARGE = (Submit, Offer, Grant, Events)
+
+T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
@@ -39,10 +42,7 @@ def decode(frame: bytes) -> Envelope:
     payload = frame[HEADER_BYTES:]
     if zlib.crc32(payload).to_bytes(4, "little") != frame[3:HEADER_BYTES]:
         raise ProtocolError("checksum mismatch")
-    try:
-        envelope = _decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"malformed payload: {error}") from None
+    envelope = decoded(_decoder, payload, "payload")
     _check_size(len(payload), envelope)
     return envelope
 
@@ -56,10 +56,15 @@ def decode_done(data: bytes) -> Done:
     """Raises ProtocolError for anything that is not exactly one Done."""
     if data[:2] != MAGIC:
         raise ProtocolError("not a deltaserve notification")
+    return decoded(_done_decoder, data[2:], "notification")
+
+
+def decoded(decoder: "msgspec.msgpack.Decoder[T]", data: bytes, what: str) -> T:
+    """What the bytes encode. Raises ProtocolError naming `what`."""
     try:
-        return _done_decoder.decode(data[2:])
+        return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"malformed notification: {error}") from None
+        raise ProtocolError(f"malformed {what}: {error}") from None
 
 
 def _check_size(payload_bytes: int, envelope: Envelope) -> None:

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from deltaserve.core.errors import ProtocolError
 from deltaserve.core.sampling import TokenLogprobs
+from deltaserve.core.wire.codec import decoded
 
 
 class DraftHandover(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,7 +36,4 @@ def encode_first_token(first: FirstToken) -> bytes:
 
 def decode_first_token(data: bytes) -> FirstToken:
     """The first token that the bytes encode. Raises ProtocolError."""
-    try:
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"malformed first token: {error}") from None
+    return decoded(_decoder, data, "first token")

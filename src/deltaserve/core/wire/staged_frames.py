@@ -13,6 +13,7 @@ StageRelease(write)        ->   the lease is not needed
 import msgspec
 
 from deltaserve.core.errors import ProtocolError
+from deltaserve.core.wire.codec import decoded
 
 _MAGIC = b"dG"
 
@@ -113,7 +114,4 @@ def decode_stage(data: bytes) -> StageFrame:
     """Raises ProtocolError for anything that is not exactly one frame."""
     if not is_stage_frame(data):
         raise ProtocolError("not a staging frame")
-    try:
-        return _decoder.decode(data[2:])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"malformed staging frame: {error}") from None
+    return decoded(_decoder, data[2:], "staging frame")
