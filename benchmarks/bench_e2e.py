@@ -57,7 +57,7 @@ class Variant:
     def adjust(self, spec: WorkerSpec) -> WorkerSpec:
         if spec.role is Role.PREFILL or self.decode_cache:
             return spec
-        return replace(spec, options=replace(spec.options, radix_cache=False))
+        return replace(spec, options=replace(spec.options, sched=replace(spec.options.sched, radix_cache=False)))
 
 
 VARIANTS = (

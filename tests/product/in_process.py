@@ -17,9 +17,10 @@ from deltaserve.compute.collective.collective import ThreadCollective
 from deltaserve.compute.collective.expert_group import ExpertMesh, Partners
 from deltaserve.compute.executor.runner import ExecutorSizes, TorchExecutor
 from deltaserve.compute.memory.staging_arena import PagesOfGroup, StagingArena
-from deltaserve.control.engine.api import InstanceConfig, InstanceOptions
+from deltaserve.control.engine.api import InstanceConfig
 from deltaserve.control.front.client import Generation
 from deltaserve.control.sched.plan import StepPlan, StepResult
+from deltaserve.control.sched.sched_config import SchedOptions
 from deltaserve.control.transfer.endpoint_config import EndpointConfig
 from deltaserve.control.transfer.staging import STAGING, Staging, StagingConfig, StagingMode
 from deltaserve.core.extents import Region
@@ -220,7 +221,7 @@ class Product:
             chunk_len=max(page_size, setup.chunk_len // page_size * page_size),
             max_running=setup.max_running,
             context_len=setup.context_len,
-            state_chunk_len=InstanceOptions().state_chunk_tokens,
+            state_chunk_len=SchedOptions().state_chunk_len,
             state_interval_len=setup.state_interval_len,
             extend_len=setup.decode_extend_len,
             conditional_prefill=setup.conditional_prefill,
@@ -273,12 +274,13 @@ class Product:
         if mesh is not None:
             spec = spec.placed(ExpertPlacement(member=mesh.member))
         cache = spec.cache_spec(pages.size, pages.dtype)
-        options = msgspec.structs.replace(
-            config.options,
+        sched = msgspec.structs.replace(
+            config.options.sched,
             max_drafts=setup.num_drafts if is_drafting else 0,
             draft_policy="always",
-            steps_ahead=int(config.tp_size == 1),
+            num_ahead=int(config.tp_size == 1),
         )
+        options = msgspec.structs.replace(config.options, sched=sched)
         config = replace(
             config, options=options, cache=cache, num_pages=_num_pages(cache, setup), vocab_size=spec.vocab_size
         )

@@ -21,6 +21,7 @@ from deltaserve.compute.executor.scratch import scratch_bytes
 from deltaserve.compute.native.core_share import CoreShare
 from deltaserve.compute.native.native_library import library_problem
 from deltaserve.control.engine.api import InstanceOptions
+from deltaserve.control.sched.sched_config import SchedOptions
 from deltaserve.control.transfer.staging import StagingMode
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
@@ -424,20 +425,9 @@ def worker_spec(
         secret_path=str(secret_path),
         curve=True,
         options=InstanceOptions(
-            chunked_prefill_size=resolved.chunk_len,
-            max_prefill_tokens=resolved.step_len,
-            attention_split_tokens=resolved.split_tokens,
-            num_reserved_decode_tokens=scheduling.num_reserved_decode_tokens,
-            decode_extend_tokens=scheduling.decode_extend_tokens,
+            sched=_sched_options(role, settings, resolved),
             max_queued_requests=scheduling.max_queued_requests * 8,
-            schedule_policy=scheduling.schedule_policy,
-            itl_target_s=None if scheduling.itl_target_ms is None else scheduling.itl_target_ms / 1000,
-            max_drafts=max_drafts(settings),
-            draft_policy=settings.speculation.speculative_policy,
-            steps_ahead=0 if scheduling.disable_overlap_schedule else 1,
-            state_interval_tokens=settings.memory.mamba_track_interval,
             state_eviction=settings.memory.state_eviction,
-            radix_cache=_has_radix_cache(role, settings),
             verify_checksums=disaggregation.verify == "crc" or evidence is Evidence.CONTENTS,
             drain_timeout_s=disaggregation.drain_timeout_s,
         ),
@@ -458,6 +448,24 @@ def worker_spec(
         drain_grace_s=settings.process.shutdown_grace_s,
         state_dir=settings.process.state_dir,
         log=log_spec(settings),
+    )
+
+
+def _sched_options(role: Role, settings: Settings, resolved: ResolvedConfig) -> SchedOptions:
+    scheduling = settings.scheduling
+    return SchedOptions(
+        chunk_len=resolved.chunk_len,
+        step_len=resolved.step_len,
+        split_tokens=resolved.split_tokens,
+        reserve_len=scheduling.num_reserved_decode_tokens,
+        extend_len_beside_decode=scheduling.decode_extend_tokens,
+        policy=scheduling.schedule_policy,
+        step_target_s=None if scheduling.itl_target_ms is None else scheduling.itl_target_ms / 1000,
+        max_drafts=max_drafts(settings),
+        draft_policy=settings.speculation.speculative_policy,
+        num_ahead=0 if scheduling.disable_overlap_schedule else 1,
+        state_interval_len=settings.memory.mamba_track_interval,
+        radix_cache=_has_radix_cache(role, settings),
     )
 
 

@@ -9,6 +9,7 @@ from deltaserve.control.cache.pages import PageState
 from deltaserve.control.engine.api import InstanceConfig, InstanceOptions
 from deltaserve.control.front.client import Generation
 from deltaserve.control.front.events import FrontConfig, Member
+from deltaserve.control.sched.sched_config import SchedOptions
 from deltaserve.control.transfer.staging import StagingConfig, StagingMode
 from deltaserve.core.ids import Namespace, PeerName, RegionId, Role, Room
 from deltaserve.core.layout.copy_plan import plan_cache
@@ -180,18 +181,20 @@ def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> Instan
         tp_size=shape.prefill_ranks if role is Role.PREFILL else shape.decode_ranks,
         options=InstanceOptions(
             max_queued_requests=shape.max_queued,
-            chunked_prefill_size=chunk_len,
-            max_prefill_tokens=chunk_len * 4,
-            attention_split_tokens=shape.page_size_of(role) * 2,
-            num_reserved_decode_tokens=shape.reserve_len,
-            decode_extend_tokens=shape.extend_len,
-            radix_cache=shape.radix_cache,
-            schedule_policy=shape.schedule_policy,
-            state_chunk_tokens=shape.state_chunk_len,
-            state_interval_tokens=shape.state_interval_len,
-            max_drafts=shape.max_drafts,
-            steps_ahead=shape.steps_ahead,
-            itl_target_s=shape.itl_target_s,
+            sched=SchedOptions(
+                chunk_len=chunk_len,
+                step_len=chunk_len * 4,
+                split_tokens=shape.page_size_of(role) * 2,
+                reserve_len=shape.reserve_len,
+                extend_len_beside_decode=shape.extend_len,
+                radix_cache=shape.radix_cache,
+                policy=shape.schedule_policy,
+                state_chunk_len=shape.state_chunk_len,
+                state_interval_len=shape.state_interval_len,
+                max_drafts=shape.max_drafts,
+                num_ahead=shape.steps_ahead,
+                step_target_s=shape.itl_target_s,
+            ),
             state_eviction=shape.state_eviction,
             verify_checksums=shape.verify_checksums,
             heartbeat_s=shape.heartbeat_s,

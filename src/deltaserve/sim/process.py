@@ -429,7 +429,7 @@ class SimWorker(SimProcess):
             return  # a step is over when every rank has answered it
         self.world.trace.note(self.world.now, self.name, "step", plan.step, len(plan.items))
         result = self.executor.execute(plan)
-        if self.config.options.itl_target_s is not None:
+        if self.config.options.sched.step_target_s is not None:
             result = replace(result, seconds=plan.num_tokens / 1000)
         elif self.pace.plans_late:
             result = replace(result, seconds=self.step_s)

@@ -168,7 +168,7 @@ class Watch:
         parts, size = worker.instance.parts, worker.config.cache.page_size
         for request in parts.scheduler.running:
             total = request.prompt_len + request.sampling.max_tokens
-            longest, ahead = min(total, worker.config.max_context_len), worker.config.options.chunked_prefill_size
+            longest, ahead = min(total, worker.config.max_context_len), worker.config.options.sched.chunk_len
             needed = (kept.most_pages(longest, ahead, size) for kept in worker.config.cache.pools)
             fits = all(need <= pool.num_pages for need, pool in zip(needed, parts.pools, strict=True))
             _claim(fits, "I22", f"{total} tokens admitted")

@@ -94,9 +94,9 @@ def test_only_decode_gets_the_small_pool_and_the_cache_in_question() -> None:
     decode = worker_spec("decode-0", Role.DECODE, settings, checkpoint, resolved[Role.DECODE], Path("key"))
     for cache in DecodeCache:
         assert adjusted(cache)(prefill) == prefill
-    assert (prefill.options.radix_cache, prefill.num_pages) == (True, (PREFILL_PAGES,))
+    assert (prefill.options.sched.radix_cache, prefill.num_pages) == (True, (PREFILL_PAGES,))
     off, on = adjusted(DecodeCache.OFF)(decode), adjusted(DecodeCache.ON)(decode)
-    assert (off.options.radix_cache, on.options.radix_cache) == (False, True)
+    assert (off.options.sched.radix_cache, on.options.sched.radix_cache) == (False, True)
     assert off.num_pages == on.num_pages == (DECODE_PAGES,)
     assert on.max_context_len <= DECODE_PAGES * on.page_size
 

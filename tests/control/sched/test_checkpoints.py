@@ -41,7 +41,7 @@ def kept(bench: Bench, request: Request) -> list[int]:
 def test_the_grid_is_of_whole_pages_and_whole_pieces() -> None:
     lengths = {(64, 16): 64, (64, 128): 128, (64, 1): 64, (6, 4): 12}
     for (piece, page), grid in lengths.items():
-        made = SchedConfig(page, 1, page, page, page, 0, state_chunk_len=piece)
+        made = SchedConfig(page_size=page, max_running=1, state_chunk_len=piece)
         assert made.grid_len == grid
 
 

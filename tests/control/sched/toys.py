@@ -2,7 +2,9 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
 
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.pages import PageState
@@ -197,7 +199,7 @@ def config(**changes: float) -> SchedConfig:
     base = SchedConfig(
         page_size=4, max_running=4, chunk_len=8, step_len=16, split_tokens=8, reserve_len=0, state_chunk_len=4
     )
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(base, **changes)
 
 
 def q_lens(plan: StepPlan) -> list[int]:

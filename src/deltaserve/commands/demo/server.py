@@ -49,7 +49,8 @@ def adjusted(cache: DecodeCache) -> Callable[[WorkerSpec], WorkerSpec]:
     def adjust(spec: WorkerSpec) -> WorkerSpec:
         if spec.role is not Role.DECODE:
             return spec
-        options = replace(spec.options, radix_cache=cache is DecodeCache.ON, heartbeat_s=_HEARTBEAT_S)
+        sched = replace(spec.options.sched, radix_cache=cache is DecodeCache.ON)
+        options = replace(spec.options, sched=sched, heartbeat_s=_HEARTBEAT_S)
         return replace(spec, num_pages=(DECODE_PAGES,), options=options)
 
     return adjust

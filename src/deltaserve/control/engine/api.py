@@ -12,12 +12,13 @@ events it has. The driver performs every action of a turn, in order. No call blo
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Protocol, Self
 
 import msgspec
 
 from deltaserve.control.peer.link import LinkAction, LinkEvent
 from deltaserve.control.sched.plan import StepPlan, StepResult
+from deltaserve.control.sched.sched_config import SchedOptions
 from deltaserve.control.transfer.commands import TransferCommand, TransferReport
 from deltaserve.core.ids import Boot, Namespace, PeerName, Role
 from deltaserve.core.keys import seed_key
@@ -38,29 +39,8 @@ Action = LinkAction | TransferCommand
 class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a control plane schedules and how long it waits: what an operator may choose."""
 
-    chunked_prefill_size: int = 512
-    """Tokens one request may compute per step."""
-    max_prefill_tokens: int = 2048
-    """Tokens of extends per step, over all requests."""
-    attention_split_tokens: int = 256
-    num_reserved_decode_tokens: int = 512
-    decode_extend_tokens: int = 256
+    sched: SchedOptions = SchedOptions()
     max_queued_requests: int = 1024
-    radix_cache: bool = True
-    schedule_policy: str = "fcfs"
-    """Order of the waiting requests: a name in sched.policy.POLICIES."""
-    itl_target_s: float | None = None
-    """A step with decode rows takes no longer, if that can be had by taking in less."""
-    max_drafts: int = 0
-    """Guesses at a row's next tokens that a step verifies, at most."""
-    draft_policy: Literal["adaptive", "always"] = "adaptive"
-    """When guesses are verified: see SchedConfig."""
-    steps_ahead: int = 0
-    """Steps planned while another one computes, where what it draws does not decide what they compute: 0 or 1."""
-    state_chunk_tokens: int = 64
-    """Tokens that a recurrent layer computes as one piece: its states are kept at multiples of it, in whole pages."""
-    state_interval_tokens: int | None = None
-    """A recurrent state is kept every so many tokens, too; None: only where requests are likely to go on."""
     state_eviction: str = "lru"
     """Which state is evicted first: a value of cache.tails.StateEviction."""
     verify_checksums: bool = False

@@ -122,7 +122,7 @@ def page_keys(config: InstanceConfig, asked: Submit | Offer) -> bytes:
 def _size_problem(config: InstanceConfig, num_tokens: int) -> Refusal | None:
     if num_tokens > config.max_context_len:
         return FailReason.TOO_LONG, f"{num_tokens} tokens, context of {config.max_context_len}"
-    size, ahead = config.cache.page_size, config.options.chunked_prefill_size
+    size, ahead = config.cache.page_size, config.options.sched.chunk_len
     most = [kept.most_pages(num_tokens, ahead, size) for kept in config.cache.pools]
     if any(count > num_pages for count, num_pages in zip(most, config.num_pages, strict=True)):
         return FailReason.TOO_LONG, f"{num_tokens} tokens exceed the pool of {config.role.value}"

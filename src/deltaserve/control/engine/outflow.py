@@ -69,7 +69,7 @@ class Outflow:
         self._ungranted: dict[PeerName, int] = {}
         """Tokens announced to a decode worker that it has not granted yet."""
         self.logprobs = KeptLogprobs()
-        self._horizon = HORIZON_STEPS * config.options.max_prefill_tokens
+        self._horizon = HORIZON_STEPS * config.options.sched.step_len
         self._draft = config.cache.draft_group
 
     def __len__(self) -> int:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from msgspec.structs import asdict, replace
+
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.pages import PageEvent, PageState
 from deltaserve.control.cache.prefix_cache import PrefixCache, StateEviction
@@ -44,25 +46,21 @@ def take_over_parts(former: Parts, config: InstanceConfig) -> Parts:
 
 
 def sched_config(config: InstanceConfig) -> SchedConfig:
-    page_size, options = config.cache.page_size, config.options
+    """What of the options is of the role: prefill keeps no room for decode tokens and guesses nothing, and decode alone
+    takes in little beside its rows."""
+    options, page_size = config.options.sched, config.cache.page_size
     has_head = config.cache.draft_group is not None
+    if config.role is Role.PREFILL:
+        options = replace(options, reserve_len=0, step_target_s=None, max_drafts=0)
+    beside = options.extend_len_beside_decode if config.role is Role.DECODE else None
+    launches_ahead = config.role is not Role.PREFILL and not has_head
+    options = replace(
+        options,
+        extend_len_beside_decode=None if beside is None else max(page_size, beside),
+        num_ahead=options.num_ahead if launches_ahead else 0,
+    )
     return SchedConfig(
-        page_size=page_size,
-        max_running=config.max_running_requests,
-        chunk_len=options.chunked_prefill_size,
-        step_len=options.max_prefill_tokens,
-        split_tokens=options.attention_split_tokens,
-        reserve_len=0 if config.role is Role.PREFILL else options.num_reserved_decode_tokens,
-        extend_len_beside_decode=max(page_size, options.decode_extend_tokens) if config.role is Role.DECODE else None,
-        step_target_s=None if config.role is Role.PREFILL else options.itl_target_s,
-        radix_cache=options.radix_cache,
-        policy=options.schedule_policy,
-        max_drafts=0 if config.role is Role.PREFILL else options.max_drafts,
-        num_ahead=0 if config.role is Role.PREFILL or has_head else options.steps_ahead,
-        draft_policy=options.draft_policy,
-        drafts_take_places=has_head,
-        state_chunk_len=options.state_chunk_tokens,
-        state_interval_len=options.state_interval_tokens,
+        **asdict(options), page_size=page_size, max_running=config.max_running_requests, drafts_take_places=has_head
     )
 
 

@@ -106,7 +106,7 @@ class Serving:
         prefill = room.submit.prefill
         match = self.parts.cache.match(request.namespace, request.tokens, request.keys)
         missing = request.num_tokens - match.num_tokens
-        near = missing <= self.config.options.decode_extend_tokens
+        near = missing <= self.config.options.sched.near_len
         if prefill is None or near or not self.links.is_ready(PeerName(prefill.name)):
             self._compute_here(room)
             return
@@ -235,7 +235,7 @@ class Serving:
     def _is_near(self, room: DecodeRoom) -> bool:
         """Whether so little of the prompt is missing that computing it here is quicker, by the front's estimate."""
         request = room.request
-        near = min(room.submit.local_len, self.config.options.decode_extend_tokens)
+        near = min(room.submit.local_len, self.config.options.sched.near_len)
         if near == 0 or request.cache is CacheUse.BYPASS or request.sampling.prompt_logprobs is not None:
             return False
         match = self.parts.cache.match(request.namespace, request.tokens, request.keys, request.num_tokens - 1)
