@@ -54,7 +54,7 @@ class Row:
 
 
 def prompt_of(tokens: bytes) -> Prompt:
-    return Prompt(tokens, extend_keys(SEED, tokens, 0, PAGE_SIZE))
+    return Prompt(tokens, extend_keys(SEED, tokens, PAGE_SIZE))
 
 
 def ids(rng: random.Random, num_tokens: int) -> bytes:

@@ -113,7 +113,7 @@ class Bench:
             epoch=1,
             prompt=prompt,
             prompt_len=self._num_tokens,
-            keys=bytes(extend_keys(SEED, prompt, 0, PAGE_SIZE)),
+            keys=bytes(extend_keys(SEED, prompt, PAGE_SIZE)),
             namespace=SPACE,
             sampling=SamplingParams(max_tokens=8192, seed=1),
             prefill=None if prefill is None else PeerAddress(name=prefill, url=url_of(prefill)),

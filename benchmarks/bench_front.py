@@ -61,7 +61,7 @@ class Bench:
         self._say(name, Hello(role=role.value, compat={"model": "m"}, facts=facts))
         self._say(name, self._status())
         held = [document for document in self._documents if self._draw.random() < 0.25]
-        stored = b"".join(extend_keys(self._seed, pack_u32(document), 0, PAGE) for document in held)
+        stored = b"".join(extend_keys(self._seed, pack_u32(document), PAGE) for document in held)
         self._say(name, Events(first=0, stored=stored, evicted=b"", snapshot=True))
 
     def _status(self) -> Status:

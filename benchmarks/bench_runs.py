@@ -63,7 +63,7 @@ class Worker:
     def admit(self) -> tuple[PageId, ...] | None:
         """Pages granted to another prompt."""
         tokens = self.prompt()
-        lease = self.cache.lease(self.cache.match(SPACE, tokens, extend_keys(SEED, tokens, 0, PAGE_SIZE)))
+        lease = self.cache.lease(self.cache.match(SPACE, tokens, extend_keys(SEED, tokens, PAGE_SIZE)))
         need = len(tokens) // PAGE_BYTES - lease.num_pages
         pages = self.pool.grant(need) if self.budget.make_room((need,)) else None
         if pages is None:
@@ -86,7 +86,7 @@ class Worker:
                 request.pages_to_grow -= 1
 
     def end(self, request: Running) -> None:
-        keys = extend_keys(SEED, request.tokens, 0, PAGE_SIZE)
+        keys = extend_keys(SEED, request.tokens, PAGE_SIZE)
         inserted = self.cache.insert(request.lease, SPACE, request.tokens, keys, (tuple(request.pages),))
         self.cache.release(inserted.lease)
         self.cache.drain_events()

@@ -82,7 +82,7 @@ class Bench:
             sampling=SamplingParams(max_tokens=10**6, seed=1),
             prompt_len=len(tokens) // TOKEN_BYTES,
             tokens=bytearray(tokens),
-            keys=bytearray(extend_keys(SEED, tokens, 0, PAGE_SIZE)),
+            keys=bytearray(extend_keys(SEED, tokens, PAGE_SIZE)),
             arrival=float(self._num_rooms),
             deadline=1e9,
         )

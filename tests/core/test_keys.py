@@ -16,7 +16,7 @@ prompts = st.lists(st.integers(0, 50), max_size=40)
 
 
 def keys_of(tokens: list[int], page_size: int = 4, seed: bytes = SEED) -> bytes:
-    return extend_keys(seed, pack_u32(tokens), 0, page_size)
+    return extend_keys(seed, pack_u32(tokens), page_size)
 
 
 @given(prompts, st.sampled_from([1, 2, 4, 8]))
@@ -36,12 +36,12 @@ def test_a_chain_may_be_extended_where_it_stopped(tokens: list[int], split: int)
     whole = keys_of(tokens)
     start = min(split, num_keys(whole))
     last = key_at(whole, start - 1) if start else SEED
-    assert whole[: start * KEY_BYTES] + extend_keys(last, pack_u32(tokens), start, 4) == whole
+    assert whole[: start * KEY_BYTES] + extend_keys(last, pack_u32(tokens[start * 4 :]), 4) == whole
 
 
 def test_an_output_kept_as_bytearray_has_the_same_keys() -> None:
     packed = pack_u32(range(16))
-    assert extend_keys(SEED, bytearray(packed), 0, 4) == extend_keys(SEED, packed, 0, 4)
+    assert extend_keys(SEED, bytearray(packed), 4) == extend_keys(SEED, packed, 4)
 
 
 @pytest.mark.parametrize("size", [0, 1, 3])
@@ -59,7 +59,7 @@ def test_a_prompt_has_a_chain_for_each_page_size_computed_once() -> None:
     keys = PromptKeys(seed, pack_u32(range(50)))
     for page_size in (4, 16, 4, 16, 1):
         expected = extend_keys(
-            seed_key(SECRET, "model", page_size, Namespace("tenant")), pack_u32(range(50)), 0, page_size
+            seed_key(SECRET, "model", page_size, Namespace("tenant")), pack_u32(range(50)), page_size
         )
         assert keys.of(page_size) == expected
     assert asked == [4, 16, 1]

@@ -31,15 +31,12 @@ def seed_check(secret: bytes, fingerprint: str) -> bytes:
     return seed_key(secret, fingerprint, 0, Namespace(""))
 
 
-def extend_keys(last_key: bytes, tokens: bytes | bytearray, start_page: int, page_size: int) -> bytes:
-    """Keys of the full pages of `tokens` from `start_page` on, packed.
-
-    `last_key` is the key of page `start_page - 1`, or the seed key for 0. A trailing partial page has no key.
-    """
+def extend_keys(last_key: bytes, tokens: bytes | bytearray, page_size: int) -> bytes:
+    """Keys of the full pages of `tokens`, packed. `last_key`: of the page before them, or the seed key."""
     stride = page_size * TOKEN_BYTES
     view = memoryview(tokens)
     keys, key = [], last_key
-    for offset in range(start_page * stride, len(tokens) - stride + 1, stride):
+    for offset in range(0, len(tokens) - stride + 1, stride):
         key = xxhash.xxh3_128_digest(key + view[offset : offset + stride])
         keys.append(key)
     return b"".join(keys)
@@ -62,7 +59,7 @@ class PromptKeys:
             return b""
         keys = self._chains.get(page_size)
         if keys is None:
-            keys = self._chains[page_size] = extend_keys(self._seed(page_size), self._prompt, 0, page_size)
+            keys = self._chains[page_size] = extend_keys(self._seed(page_size), self._prompt, page_size)
         return keys
 
 

@@ -28,7 +28,7 @@ def spell(word: str, page_size: int) -> bytes:
 
 
 def keys_of(tokens: bytes, page_size: int, namespace: Namespace) -> bytes:
-    return extend_keys(seed_key(b"secret", "model", page_size, namespace), tokens, 0, page_size)
+    return extend_keys(seed_key(b"secret", "model", page_size, namespace), tokens, page_size)
 
 
 def longest(cache: PrefixCache, match: Match, pool: int) -> int:

@@ -50,7 +50,7 @@ def test_page_keys_are_those_of_tenant_and_model() -> None:
     sample = generation(1, prompt_len=42)
     keys = cluster.submit(1, sample).keys
     seed = seed_key(SECRET, FINGERPRINT, PAGE_SIZE, sample.namespace)
-    assert keys == extend_keys(seed, sample.prompt, 0, PAGE_SIZE)
+    assert keys == extend_keys(seed, sample.prompt, PAGE_SIZE)
     assert num_keys(keys) == 10
 
 
@@ -220,7 +220,7 @@ def test_a_finished_client_is_not_told_of_a_late_failure(how: str) -> None:
 def test_rooms_follow_their_prefix() -> None:
     cluster = Cluster(TWO_AND_TWO).all_ready()
     sample = generation(1, prompt_len=400)
-    keys = extend_keys(seed_key(SECRET, FINGERPRINT, PAGE_SIZE, sample.namespace), sample.prompt, 0, PAGE_SIZE)
+    keys = extend_keys(seed_key(SECRET, FINGERPRINT, PAGE_SIZE, sample.namespace), sample.prompt, PAGE_SIZE)
     for name in ("prefill-1", "decode-1"):
         cluster.say(name, Events(first=0, stored=keys, evicted=b"", snapshot=True))
     cluster.submit(1, sample)
@@ -244,7 +244,7 @@ def test_decode_gets_the_keys_of_its_own_pages(decode: str) -> None:
     sample = generation(1, prompt_len=43)
     keys = cluster.submit(1, sample).keys
     seed = seed_key(SECRET, FINGERPRINT, UNEQUAL_PAGES[decode], sample.namespace)
-    assert keys == extend_keys(seed, sample.prompt, 0, UNEQUAL_PAGES[decode])
+    assert keys == extend_keys(seed, sample.prompt, UNEQUAL_PAGES[decode])
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [("prefill-0", "decode-0"), ("prefill-1", "decode-0")])
@@ -253,10 +253,10 @@ def test_each_worker_holds_prefixes_in_pages_of_its_own(prefill: str, decode: st
     cluster, sample = unequal_cluster(), generation(1, prompt_len=400)
     for name in (prefill, decode):
         size = UNEQUAL_PAGES[name]
-        keys = extend_keys(seed_key(SECRET, FINGERPRINT, size, sample.namespace), sample.prompt, 0, size)
+        keys = extend_keys(seed_key(SECRET, FINGERPRINT, size, sample.namespace), sample.prompt, size)
         cluster.say(name, Events(first=0, stored=keys, evicted=b"", snapshot=True))
     for other in UNEQUAL_PAGES.keys() - {prefill, decode}:
-        keys = extend_keys(seed_key(SECRET, FINGERPRINT, 4, sample.namespace), sample.prompt[:-800], 0, 4)
+        keys = extend_keys(seed_key(SECRET, FINGERPRINT, 4, sample.namespace), sample.prompt[:-800], 4)
         cluster.say(other, Events(first=0, stored=keys, evicted=b"", snapshot=True))
     cluster.submit(1, sample)
     assert [s.prefill.name for s in cluster.submits(decode) if s.prefill] == [prefill]

@@ -18,7 +18,7 @@ PAGE = 4
 def chain(num_pages: int, branch: int = 0) -> bytes:
     """Keys of a prompt that differs from other branches from its first page on."""
     tokens = pack_u32(range(branch * 1000, branch * 1000 + num_pages * PAGE))
-    return extend_keys(seed_key(b"secret", "model", PAGE, Namespace("a")), tokens, 0, PAGE)
+    return extend_keys(seed_key(b"secret", "model", PAGE, Namespace("a")), tokens, PAGE)
 
 
 def snapshot(stored: bytes, first: int = 0) -> Events:

@@ -73,7 +73,7 @@ def test_a_window_is_given_up_from_its_head_and_may_begin_anywhere() -> None:
 @pytest.mark.parametrize("have", [0, 1, 2, 3])
 def test_grown_keys_are_those_of_the_whole_text(have: int) -> None:
     tokens = pack_u32(range(15))
-    expected = extend_keys(SEED, tokens, 0, 4)
+    expected = extend_keys(SEED, tokens, 4)
     request = make_request(range(15), max_tokens=1)
     request.keys = bytearray(expected[: 16 * have])
     for num_pages in (1, 3):

@@ -47,7 +47,7 @@ def make_request(
         sampling=SamplingParams(max_tokens=max_tokens, seed=1, prompt_logprobs=prompt_logprobs),
         prompt_len=token_len(tokens),
         tokens=bytearray(tokens),
-        keys=bytearray(extend_keys(seed_of(namespace, page_size), tokens, 0, page_size)),
+        keys=bytearray(extend_keys(seed_of(namespace, page_size), tokens, page_size)),
         arrival=arrival,
         deadline=arrival + 60.0,
         cache=cache,

@@ -116,7 +116,7 @@ def _request_problem(config: InstanceConfig, asked: Submit | Offer) -> str | Non
 
 def page_keys(config: InstanceConfig, asked: Submit | Offer) -> bytes:
     """Packed keys of the full pages of the prompt, in this worker's page size."""
-    return extend_keys(config.seed_of(Namespace(asked.namespace)), asked.prompt, 0, config.cache.page_size)
+    return extend_keys(config.seed_of(Namespace(asked.namespace)), asked.prompt, config.cache.page_size)
 
 
 def _size_problem(config: InstanceConfig, num_tokens: int) -> Refusal | None:

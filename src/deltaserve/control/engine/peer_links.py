@@ -10,12 +10,13 @@ A Hello is repeated with every heartbeat until it is answered; a repeated one ge
 Links to fronts carry no data and are ready with the Hello itself.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from deltaserve.control.engine.addresses import Addresses
 from deltaserve.control.engine.api import InstanceConfig
 from deltaserve.control.engine.checks import Refusal, are_pair, may_say
-from deltaserve.control.engine.farewell import Farewell
 from deltaserve.control.engine.own_hello import OwnHello
 from deltaserve.control.engine.peer_endpoints import PeerEndpoints
 from deltaserve.control.engine.turn import EngineTurn
@@ -40,6 +41,8 @@ from deltaserve.core.wire.messages import (
 )
 
 _MAX_PEERS = 1024
+_FAREWELLS = 60
+"""Heartbeats with which those who knew the former engine hear that it is over, unless they are heard of."""
 _STRANGER_S = 60.0
 """A peer that is not there and was not dialled is forgotten after so long."""
 
@@ -61,6 +64,37 @@ class TicketMarks(Protocol):
     def closed_below(self, peer: PeerName, writer_boot: Boot) -> int:
         """Tickets of the pair below this number are over, as every frame tells."""
         ...
+
+
+class Farewell:
+    """Who knew the engine before this one, and the links that it, or one before it, had dialled.
+
+    They may keep what they remember of that one for ever, until they hear that it is over.
+    """
+
+    def __init__(self, boots: Mapping[PeerName, Boot] = MappingProxyType({}), hang_up: Sequence[PeerName] = ()) -> None:
+        """`boots`: of those who knew it. `hang_up`: over these links they hear of its end."""
+        self._boots = boots
+        self._hang_up = list(hang_up)
+        self._num_beats = 0
+
+    def of_successor(self, table: PeerTable, dialled: Iterable[PeerName]) -> "Farewell":
+        """The farewell that is left to the engine which takes over: `table` and `dialled` are of the one that ends."""
+        boots = {peer.name: peer.boot for peer in table if peer.boot is not None}
+        return Farewell(boots, [*self._hang_up, *dialled])
+
+    def unheard(self, table: PeerTable) -> list[tuple[PeerName, Boot]]:
+        """Who of them was not heard of since, and their boot."""
+        return [(name, boot) for name, boot in self._boots.items() if table.get(name).boot is None]
+
+    def goes_on(self) -> bool:
+        """Whether it is said once more, with this heartbeat."""
+        self._num_beats += 1
+        return self._num_beats <= _FAREWELLS
+
+    def take_hang_ups(self) -> list[PeerName]:
+        names, self._hang_up = self._hang_up, []
+        return names
 
 
 class PeerLinks:

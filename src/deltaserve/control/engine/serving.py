@@ -379,10 +379,10 @@ class Serving:
         room.attempt = Attempt(room.attempt + 1)
         self._compute_here(room)
 
-    def _lose(self, peer: PeerName, turn: EngineTurn, reason: FailReason = FailReason.PEER_FENCED) -> None:
-        """Fence a peer and fail what was under way with it. PEER_LOST: it is not there, a retry must go elsewhere."""
+    def _lose(self, peer: PeerName, turn: EngineTurn) -> None:
+        """Fence a peer and fail what was under way with it."""
         self.links.fence(peer, turn)
-        self.drop_peer(peer, reason, turn)
+        self.drop_peer(peer, FailReason.PEER_FENCED, turn)
         self.receiver.fencing(peer)
 
     def drop_peer(self, peer: PeerName, reason: FailReason, turn: EngineTurn) -> None:

@@ -1,13 +1,12 @@
 """What becomes of a room once it is admitted: submitted to decode, told to its client, retried elsewhere, ended."""
 
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 import msgspec
 
 from deltaserve.control.front.balance import Choice
-from deltaserve.control.front.cancels import Cancels
 from deltaserve.control.front.client import OutputDelta
 from deltaserve.control.front.events import Deliver, Fail, FrontAction, FrontConfig
 from deltaserve.control.front.placing import Placer
@@ -15,9 +14,10 @@ from deltaserve.control.front.retry import Cause, Remedy, blame, cause_of, told,
 from deltaserve.control.front.streams import LiveRoom, RoomEvent, Rooms, RoomState, unseen
 from deltaserve.control.front.workers import Worker, Workers
 from deltaserve.core.errors import FailReason, RequestFailed
-from deltaserve.core.ids import Room
+from deltaserve.core.ids import PeerName, Room
 from deltaserve.core.tokens import TOKEN_BYTES, pack_u32, unpack_u32
 from deltaserve.core.wire.messages import (
+    Cancel,
     Finish,
     Finished,
     FinishReason,
@@ -28,11 +28,53 @@ from deltaserve.core.wire.messages import (
     Usage,
 )
 
+_MAX_ROOMS = 4096
+"""Most rooms that are remembered: of all workers for the pause, and of each that was not there to be told."""
 _REST_S = 1.0
 """Pause before a room goes to a worker that others do not reach, or that was leaving: the front may learn of it
 later."""
 _AT_ONCE = frozenset({Cause.DECODE, Cause.SILENT, Cause.GAP})
 """Causes that say nothing of the workers that are left."""
+
+
+class Cancels:
+    """Tells workers of rooms that they may still have, though these are over or elsewhere: once, and again where a
+    worker goes on talking about one, at a bounded rate."""
+
+    def __init__(self, workers: Workers, pause_s: float) -> None:
+        self._workers = workers
+        self._pause_s = pause_s
+        self._next: OrderedDict[tuple[PeerName, Room], float] = OrderedDict()
+        """When a Cancel may next be sent."""
+        self._untold: dict[PeerName, dict[Room, None]] = {}
+        """Rooms of workers that were not there to be told."""
+
+    def cancel(self, worker: Worker, room: Room, reason: FailReason, now: float) -> None:
+        """The worker is told, or will be when it is back in the same life."""
+        if not worker.is_ready:
+            self.later(worker, room)
+            return
+        self._next[worker.name, room] = now + self._pause_s
+        self._next.move_to_end((worker.name, room))
+        while len(self._next) > _MAX_ROOMS:
+            self._next.popitem(last=False)
+        self._workers.send(worker, Cancel(room=room, reason=reason))
+
+    def answer(self, worker: Worker, room: Room, now: float) -> None:
+        """The worker has said something of a room that it has not."""
+        if now >= self._next.get((worker.name, room), now):
+            self.cancel(worker, room, FailReason.CANCELLED, now)
+
+    def later(self, worker: Worker, room: Room) -> None:
+        """The room is not the worker's any more, which cannot be told now."""
+        rooms = self._untold.setdefault(worker.name, {})
+        rooms[room] = None
+        if len(rooms) > _MAX_ROOMS:
+            del rooms[next(iter(rooms))]
+
+    def forget(self, worker: Worker) -> list[Room]:
+        """What the worker is to be told, or, where its life is over, needs not be: nothing is left of it."""
+        return list(self._untold.pop(worker.name, ()))
 
 
 class Lifecycle:

@@ -197,4 +197,4 @@ class Request:
             return
         last = bytes(self.keys[-16:]) if have else seed
         page_bytes = page_size * TOKEN_BYTES
-        self.keys += extend_keys(last, self.tokens[have * page_bytes : num_pages * page_bytes], 0, page_size)
+        self.keys += extend_keys(last, self.tokens[have * page_bytes : num_pages * page_bytes], page_size)
