@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.server import ROOT, Api, Process, environment
+from tests.e2e.server import ROOT, Api, Process, environment, wait_until
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
@@ -60,3 +60,18 @@ def test_pages_fit_into_the_addresses(tmp_path: Path) -> None:
             assert api.complete(prompt).tokens == api.complete(prompt).tokens
     finally:
         assert server.end() == 0
+
+
+@pytest.mark.parametrize("flags", [(), ("--log-to", "stdout", "--log-format", "json")], ids=["terminal", "logs"])
+def test_an_output_that_nobody_reads_stops_nothing(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """Such as that of a collector of logs that stands still: the pipe is full from the start."""
+    port = free_port()
+    unread = ("bash", "-c", 'mkfifo out; exec 3<>out; head -c 65536 /dev/zero >&3; exec "$@" >&3 2>&3 3>&-', "bash")
+    server = Process(tmp_path, "serve", str(MODEL), "--port", str(port), *flags, wrap=unread)
+    api = Api(f"http://127.0.0.1:{port}", MODEL.name)
+    with api.http:
+        try:
+            wait_until(api.is_ready, "readiness", server)
+            assert all(api.complete([1, 2, 3]).tokens for _ in range(20))
+        finally:
+            assert server.end() == 0

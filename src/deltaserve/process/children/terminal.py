@@ -10,6 +10,8 @@ from typing import Literal, TextIO
 
 import msgspec
 
+from deltaserve.process.children.unblocked import unblocked
+
 Say = Callable[[object], None]
 
 
@@ -25,7 +27,7 @@ class LogSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def say(text: object) -> None:
     """A terminal that went away hears nothing; what runs goes on, or drains."""
     with suppress(OSError):
-        print(f"deltaserve: {text}", file=sys.stderr, flush=True)
+        print(f"deltaserve: {text}\n", end="", file=unblocked(sys.stderr), flush=True)
 
 
 def say_in_json(name: str, stream: TextIO) -> Say:
@@ -33,7 +35,8 @@ def say_in_json(name: str, stream: TextIO) -> Say:
 
     def say_it(text: object) -> None:
         with suppress(OSError):
-            print(_as_json(name, time.time(), "info", {"message": str(text)}), file=stream, flush=True)
+            line = _as_json(name, time.time(), "info", {"message": str(text)})
+            print(f"{line}\n", end="", file=unblocked(stream), flush=True)
 
     return say_it
 
@@ -43,7 +46,7 @@ def start_log(name: str, spec: LogSpec, tell: Callable[[str], None] | None) -> N
 
     `tell`: reaches the user of the supervisor, who hears of warnings.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(unblocked(sys.stderr))
     handler.setFormatter(_formatter(name, spec, tell is None))
     handlers: list[logging.Handler] = [handler]
     if tell is not None and not spec.is_seen:

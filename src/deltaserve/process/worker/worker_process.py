@@ -23,7 +23,7 @@ from deltaserve.process.children.exits import Exit, ProcessOver, Watchdog, end_p
 from deltaserve.process.children.mailbox import Mailbox
 from deltaserve.process.children.parent import Parent
 from deltaserve.process.children.shortage import telling_shortage
-from deltaserve.process.children.terminal import start_log
+from deltaserve.process.children.terminal import say, start_log
 from deltaserve.process.links.links import Links
 from deltaserve.process.links.security import LinkSecurity
 from deltaserve.process.worker.launch_thread import LaunchThread
@@ -83,7 +83,7 @@ def run_worker(argv: Sequence[str], build: Build, rank_argv: tuple[str, ...]) ->
 def end_refused(reason: ConfigError | str, parent: Parent | None) -> NoReturn:
     """The configuration is wrong: one line for the user, from any thread."""
     message = one_line(reason)
-    print(f"deltaserve: {message}", file=sys.stderr)
+    say(message)
     if parent is not None:
         parent.refuse(message)
     leave(Exit.CONFIG)
