@@ -244,9 +244,13 @@ def _visible_device() -> Device:
 
 
 def cpu_bytes() -> tuple[int, int]:
-    """Available now, and in all."""
-    memory, limits = psutil.virtual_memory(), read_limits()
-    total = memory.total + psutil.swap_memory().total
+    """Available now, and in all. Raises ConfigError where /proc is not mounted."""
+    try:
+        memory, limits = psutil.virtual_memory(), read_limits()
+        total = memory.total + psutil.swap_memory().total
+    except OSError as error:
+        what = f"{error.filename or '/proc'}: {error.strerror}"
+        raise ConfigError(f"{what}; the kernel tells there how much memory is free: mount -t proc proc /proc") from None
     free = memory.available if limits.free_memory_bytes is None else min(memory.available, limits.free_memory_bytes)
     return free, total if limits.memory_bytes is None else min(total, limits.memory_bytes)
 

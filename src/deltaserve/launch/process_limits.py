@@ -11,6 +11,8 @@ from deltaserve.core.sizes import size
 
 _ADDRESSES_BESIDE_PAGES = 2 << 30
 """What a worker maps: torch's libraries (some 400 MiB), and for each thread its stack and an arena of the C library."""
+_FILES_OF_A_WORKER = 64
+"""With links to a front and a peer it has some 36; twice as many links while the next ones replace them."""
 _THREADS_OF_A_PROCESS = 8
 """Beside those that compute: its loop, its links' own, its watchdog, steps, transfers, and those of libraries."""
 
@@ -29,6 +31,19 @@ def page_addresses() -> int | None:
             f"{size(_ADDRESSES_BESIDE_PAGES)} beside its pages: raise it, or `ulimit -v unlimited`"
         )
     return (limit - _ADDRESSES_BESIDE_PAGES) // 2
+
+
+def require_files() -> None:
+    """Raise the soft limit on open files where a worker could not start with it. Raises ConfigError where the hard one
+    is as low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < _FILES_OF_A_WORKER:
+        raise ConfigError(
+            f"this process may open {hard} files, too few for a worker: raise its hard limit (ulimit -Hn) to "
+            f"{_FILES_OF_A_WORKER} or more, and to 8 for each peer beside them"
+        )
+    if soft != resource.RLIM_INFINITY and soft < _FILES_OF_A_WORKER:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else 1024, hard))
 
 
 def require_threads(num_processes: int, num_computing: int) -> None:

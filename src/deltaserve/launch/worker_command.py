@@ -15,7 +15,7 @@ from deltaserve.core.ids import Role
 from deltaserve.launch.compose import Checkpoint, divided, has_staging, machine_facts, open_checkpoint, worker_spec
 from deltaserve.launch.lacking import transfer_flags
 from deltaserve.launch.net_devices import check_devices, interface_addresses, net_devices
-from deltaserve.launch.process_limits import require_threads
+from deltaserve.launch.process_limits import require_files, require_threads
 from deltaserve.launch.serve import describe_staging, require_free_port, tell_native, tell_resolved
 from deltaserve.process.children.child_events import ChildStarts
 from deltaserve.process.children.interrupts import hold_for_successor
@@ -36,6 +36,7 @@ def run_worker_command(settings: Settings, role: Role) -> int:
     prepared = prepare_worker(settings, role)
     host, port = settings.network.host, settings.disaggregation.disaggregation_bootstrap_port
     require_free_port("--disaggregation-bootstrap-port", host, port)
+    require_files()
     require_threads(prepared.resolved.tp_size, prepared.resolved.tp_size * prepared.resolved.num_threads)
     name = f"{role.value}-{advertised(settings)}"  # as the router names it: by the address it dials
     spec = msgspec.structs.replace(
