@@ -19,15 +19,16 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "features.md"
 STATES = ("done", "part", "open", "issue 9", "issue 10", "issue 11", "issue 12", "not planned")
 _GRACE_S = 30.0
-_OUTCOME = re.compile(r"^(tests/\S+?::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
-_REASON = re.compile(r"^(?:FAILED|ERROR) (tests/.+)$")
+_OUTCOME = re.compile(r"^(tests/\S+?::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)( \(.*)? +\[ *\d+%\]$")
+_SUMMARY = re.compile(r"^(PASSED|FAILED|ERROR|XFAIL|XPASS) (tests/\S.*)$")
+"""A test's line at the end. A library that writes to stderr cuts the one that tells how far it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,21 +137,39 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+@dataclass(slots=True)
+class Heard:
+    """What pytest's lines say so far."""
+
+    outcomes: dict[str, str] = field(default_factory=dict)
+    """Test with its parameters |-> the worst that was said of it."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    last: str = ""
+    """The last line that was not empty."""
+
+    def hear(self, line: str) -> bool:
+        """Whether the line is about a test that has just ended."""
+        self.last = line or self.last
+        if found := _OUTCOME.match(line):
+            name, outcome = found[1], found[2]
+            self.outcomes[name] = outcome if self.outcomes.get(name, "PASSED") == "PASSED" else self.outcomes[name]
+            return True
+        if found := _SUMMARY.match(line):
+            name, _, why = found[2].partition(" - ")
+            self.outcomes.setdefault(name, found[1])
+            if why:
+                self.reasons[name] = f"{name}: {why}"
+        return False
+
+
 def run_tests(nodes: Sequence[str], limit_s: float) -> dict[str, Verdict]:
     """Each test |-> whether it holds, from one pytest process."""
-    argv = [sys.executable, "-m", "pytest", "-v", "--no-header", "--tb=no", "-m", "not slow", *nodes]
-    outcomes: dict[str, str] = {}
-    reasons: dict[str, str] = {}
-    last = ""
+    argv = [sys.executable, "-m", "pytest", "-v", "--no-header", "--tb=no", "-rA", "-m", "not slow", *nodes]
+    heard = Heard()
     for line in run(argv, limit_s):
-        last = line or last
-        if found := _OUTCOME.match(line):
-            name, outcome = found.groups()
-            outcomes[name] = outcome if outcomes.get(name, "PASSED") == "PASSED" else outcomes[name]
+        if heard.hear(line):
             tell(f"   {' '.join(line.split())}")
-        elif found := _REASON.match(line):
-            name, _, why = found[1].partition(" - ")
-            reasons[name] = f"{name}: {why}"
+    outcomes, reasons, last = heard.outcomes, heard.reasons, heard.last
     if last.startswith(("ended by", "exit code")):
         reasons |= {node: f"{node}: {last}" for node in nodes if not any(name.startswith(node) for name in outcomes)}
     return {node: verdict_of_test(node, outcomes, reasons) for node in nodes}

@@ -6,6 +6,7 @@ import pytest
 
 from tools.features import (
     ROOT,
+    Heard,
     Row,
     Verdict,
     choose,
@@ -93,3 +94,24 @@ def test_tests_are_judged_one_by_one() -> None:
     passed, absent = f"{here}::test_a_torn_row_is_named", f"{here}::test_nothing"
     assert run_tests([passed], 120.0) == {passed: Verdict(holds=True)}
     assert not run_tests([absent], 120.0)[absent].holds
+
+
+def test_a_line_that_a_library_cut_is_told_again_at_the_end() -> None:
+    """UCX writes to stderr between a test's name and what became of it."""
+    heard = Heard()
+    lines = (
+        "tests/a.py::test_one PASSED                          [ 50%]",
+        "tests/a.py::test_two[nixl] [1795692032.6] [vm:20223:3] tcp_cm.c:758 UCX ERROR tcp_ep: unsuccessful",
+        "PASSED                                               [100%]",
+        "PASSED tests/a.py::test_one",
+        "PASSED tests/a.py::test_two[nixl]",
+        "FAILED tests/a.py::test_three - assert 1 == 2",
+    )
+    assert [heard.hear(line) for line in lines] == [True, False, False, False, False, False]
+    assert heard.outcomes == {
+        "tests/a.py::test_one": "PASSED",
+        "tests/a.py::test_two[nixl]": "PASSED",
+        "tests/a.py::test_three": "FAILED",
+    }
+    assert heard.reasons == {"tests/a.py::test_three": "tests/a.py::test_three: assert 1 == 2"}
+    assert heard.outcomes["tests/a.py::test_one"] == "PASSED"
