@@ -8,6 +8,7 @@ import pytest
 
 import deltaserve.control.engine.rooms
 from deltaserve.control.engine.kept_logprobs import KEPT_S, KeptLogprobs
+from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import PeerName
 from deltaserve.core.sampling import MAX_LOGPROBS, SamplingParams, TokenLogprobs
 from deltaserve.core.tokens import pack_u32
@@ -150,3 +151,17 @@ def test_a_request_that_goes_on_behind_a_token_is_told_its_prompts_alone() -> No
     duo.until(lambda: len(told(duo, DECODE)) >= len(EXPECTED))
     duo.run(1.0)
     assert told(duo, DECODE) == EXPECTED
+
+
+def test_a_request_ends_whose_logprobs_never_come() -> None:
+    """Tokens that are held back are no progress: the tries are counted from the last one that was delivered."""
+
+    def link(src: PeerName, dst: PeerName, envelope: Envelope) -> tuple[float, ...] | None:
+        return () if dst == FRONT and isinstance(envelope.body, PromptLogprobs) else None
+
+    duo = Duo(link=link)
+    answer = ask(duo)
+    duo.until(lambda: answer.error is not None, limit_s=60.0)
+    assert answer.error is not None
+    assert answer.error.reason is FailReason.PEER_LOST
+    assert len(duo.sent(Submit, FRONT)) < 10

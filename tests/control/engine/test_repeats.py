@@ -10,7 +10,7 @@ from deltaserve.control.engine.ended import ANSWER_KEPT_S
 from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import PeerName
 from deltaserve.core.tokens import pack_u32, unpack_u32
-from deltaserve.core.wire.messages import Envelope, Finished, Submit, TokenRun, Tokens
+from deltaserve.core.wire.messages import Envelope, Finished, PromptLogprobs, Submit, TokenRun, Tokens
 from deltaserve.sim.cluster import VOCAB
 from tests.control.engine.duo import DECODE, FRONT, PREFILL, Asked, Duo
 
@@ -113,6 +113,17 @@ def test_an_answer_is_remembered_for_a_while_and_then_generated_anew() -> None:
     duo.until(lambda: any(run.epoch == 3 for run in runs(duo, asked)))
     first = next(run for run in runs(duo, asked) if run.epoch == 3)
     assert (first.start, unpack_u32(first.tokens)[0]) == (4, asked.expected[4])
+
+
+def test_an_answer_is_not_told_again_where_the_prompts_logprobs_are_asked_for() -> None:
+    """They are not remembered: an answer told again without them would be refused, and asked for again, for ever."""
+    duo = Duo()
+    asked = duo.serve(PROMPT, 6)
+    first = submit_of(duo, asked)
+    sampling = msgspec.structs.replace(first.sampling, prompt_logprobs=0)
+    duo.inject(DECODE, FRONT, msgspec.structs.replace(first, epoch=2, sampling=sampling))
+    assert duo.decode_room(asked) is not None
+    duo.until(lambda: any(frame.room == asked.room for frame in duo.sent(PromptLogprobs, DECODE)))
 
 
 def test_a_submit_without_anything_left_to_generate_is_refused() -> None:

@@ -39,6 +39,10 @@ class ToldOutput:
         is_same = (front, submit.prompt_len) == (self.front, self.prompt_len)
         return is_same and drawn_here and self.output.startswith(delivered)
 
+    def can_be_told_again(self, front: PeerName, submit: Submit) -> bool:
+        """Whether it is all that the front asks for: log-probabilities of the prompt are not remembered."""
+        return submit.sampling.prompt_logprobs is None and self.continues(front, submit)
+
     def behind(self, submit: Submit) -> Iterator[Tokens]:
         """What the front that sent this Submit has not had, in frames of bounded size."""
         start = token_len(submit.prompt) - submit.prompt_len

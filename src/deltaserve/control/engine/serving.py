@@ -217,7 +217,7 @@ class Serving:
             if submit.epoch <= ended.epoch(Room(submit.room)):
                 return True  # an old one, late
             answer = ended.answer(Room(submit.room))
-            if answer is None or not answer.told.continues(front, submit):
+            if answer is None or not answer.told.can_be_told_again(front, submit):
                 return False
             ended.asked_again(Room(submit.room), submit.epoch)
             self._outbox.repeat_ended(answer, submit, turn)

@@ -320,7 +320,6 @@ class Lifecycle:
             self._placer.succeeded(live.placement)
         self._release_prefill(live)
         self._rooms.move(live, RoomEvent.TOKENS)
-        live.retries.progressed()
         tokens = unpack_u32(run.tokens)[num_known:]
         live.output += tokens
         usage = None if run.usage is None else live.timed(run.usage)
@@ -329,7 +328,8 @@ class Lifecycle:
 
     def _deliver_held(self, live: LiveRoom) -> None:
         """Tokens go out when the prompt's logprobs are complete: those take another way and may come later."""
-        if live.has_prompt_logprobs:
+        if live.held and live.has_prompt_logprobs:
+            live.retries.progressed()
             for delta in live.held:
                 self._emit(Deliver(live.room, delta))
             live.held.clear()
