@@ -49,6 +49,8 @@ class SimExpertGroup:
         self._members[worker.name] = worker
         living = {name for name, member in self._members.items() if member.is_alive and member is not worker}
         self._entered = {name: plan for name, plan in self._entered.items() if name in living}
+        if self._entered:
+            worker.wake(0.0, self.look)
 
     def look(self) -> None:
         """Somebody has a plan, has none any more, or has just gone on."""
