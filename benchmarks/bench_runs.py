@@ -12,12 +12,12 @@ import json
 import random
 import statistics
 from dataclasses import dataclass
+from itertools import pairwise
 
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.lease import Lease
 from deltaserve.control.cache.prefix_cache import PrefixCache
 from deltaserve.control.sched.budget import Budget
-from deltaserve.core.extents import runs
 from deltaserve.core.ids import Namespace, PageId
 from deltaserve.core.keys import extend_keys, seed_key
 
@@ -105,7 +105,7 @@ def pages_per_run(num_pages: int, num_rows: int, num_requests: int) -> list[tupl
             if pages is None:
                 break
             if len(pages) >= LEAST_PAGES and worker.num_ended > num_requests // 2:
-                grants.append((len(pages), len(runs(pages))))
+                grants.append((len(pages), sum(page != before + 1 for before, page in pairwise([-2, *pages]))))
         worker.step()
     return grants
 

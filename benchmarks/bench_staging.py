@@ -35,6 +35,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -46,7 +47,7 @@ from deltaserve.compute.memory.element_conversion import fp8_codes
 from deltaserve.compute.memory.memory_block import MemoryBlock
 from deltaserve.compute.memory.staged_copies import StagedCopies
 from deltaserve.control.transfer.gate import cut_windows
-from deltaserve.core.extents import Copy, Span, runs
+from deltaserve.core.extents import Copy, Span
 from deltaserve.core.ids import Boot, PeerName, RegionId
 from deltaserve.core.layout.copy_plan import PageFormat, PlacedPages, Route, plan_routes
 from deltaserve.core.layout.dtype import DType
@@ -489,7 +490,8 @@ def show(work: Work, taken: dict[Row, list[float]], copies: dict[Row, int]) -> N
     for side, name in ((1, "writer"), (2, "reader")):
         for size in sorted({case.pages[side - 1] for case, _ in taken if case.is_aged}):
             pages = work.pages(size, True, side)
-            print(f"aged pool of the {name}: {len(pages)} pages of {size} in {len(runs(pages))} runs")
+            num_runs = sum(page != before + 1 for before, page in pairwise([-2, *pages]))
+            print(f"aged pool of the {name}: {len(pages)} pages of {size} in {num_runs} runs")
     print("\n| P -> D | pool | path | descriptors | GB/s | of equal | of scatter |\n|---|---|---|---:|---:|---:|---:|")
     for (case, method), seconds in taken.items():
         equal = taken[case.equal, "equal"]

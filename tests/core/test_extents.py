@@ -1,11 +1,9 @@
 """Runs of pages and merged copies: fewer pieces, the same bytes."""
 
-import itertools
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaserve.core.extents import Copy, Extent, Span, merge_copies, runs
+from deltaserve.core.extents import Copy, Span, merge_copies
 from deltaserve.core.ids import RegionId
 
 HERE, THERE = RegionId(1), RegionId(2)
@@ -13,20 +11,6 @@ HERE, THERE = RegionId(1), RegionId(2)
 
 def copy(src: int, dst: int, num_bytes: int, src_region: RegionId = HERE, dst_region: RegionId = THERE) -> Copy:
     return Copy(Span(src_region, src, num_bytes), Span(dst_region, dst, num_bytes))
-
-
-@given(st.lists(st.integers(0, 12), max_size=30))
-def test_runs_keep_pages_and_order(pages: list[int]) -> None:
-    found = runs(pages)
-    assert [page for extent in found for page in range(extent.first, extent.first + extent.num_pages)] == pages
-    assert all(a.first + a.num_pages != b.first for a, b in itertools.pairwise(found))
-
-
-def test_runs_by_example() -> None:
-    assert runs([]) == []
-    assert runs([4, 5, 6, 9]) == [Extent(4, 3), Extent(9, 1)]
-    assert runs([3, 2, 1]) == [Extent(3, 1), Extent(2, 1), Extent(1, 1)]
-    assert runs([0, 1]) == [Extent(0, 2)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=20))

@@ -1,17 +1,10 @@
-"""Byte ranges and runs of pages. Ranges are half-open."""
+"""Byte ranges, half-open."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from deltaserve.core.ids import RegionId
-
-
-class Extent(NamedTuple):
-    """A run of consecutive pages [first, first + num_pages)."""
-
-    first: int
-    num_pages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +34,6 @@ class Copy(NamedTuple):
 
     src: Span
     dst: Span
-
-
-def runs(pages: Iterable[int]) -> list[Extent]:
-    """Merge consecutive ids, order kept: 4 5 6 9 -> (4, 3) (9, 1)."""
-    out: list[Extent] = []
-    first, count = 0, 0
-    for page in pages:
-        if count and page == first + count:
-            count += 1
-            continue
-        if count:
-            out.append(Extent(first, count))
-        first, count = page, 1
-    if count:
-        out.append(Extent(first, count))
-    return out
 
 
 def merge_copies(copies: Sequence[Copy]) -> list[Copy]:

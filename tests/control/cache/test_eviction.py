@@ -23,7 +23,7 @@ def test_order_is_that_of_use() -> None:
     assert list(order) == [right, left, parent]
     assert order.oldest() is right
     order.remove(right)
-    assert (order.oldest(), len(order)) == (left, 2)
+    assert (order.oldest(), len(list(order))) == (left, 2)
 
 
 def test_touching_a_parent_leaves_its_children_older() -> None:

@@ -128,7 +128,6 @@ def test_larger_than_the_ring_is_refused_at_once_and_names_the_setting() -> None
     ring = ring_of(4)
     with pytest.raises(StagingTooSmall, match=r"^1,280 B do not fit the staging ring of 1,024 B: raise --staging"):
         ring.ask("a", 5 * UNIT, 0.0)
-    assert ring.counters["refused"] == 1
     assert not ring.is_waiting("a")
 
 
@@ -142,7 +141,6 @@ def test_smaller_ones_pass_until_it_has_waited_half_of_its_patience() -> None:
     ring.give_back("a")
     ring.give_back("small")
     assert [owner for owner, _ in ring.admit(6.0)] == ["large", "late"]
-    assert ring.counters["passed"] == 1
 
 
 def test_a_wait_is_bounded_and_says_what_was_in_the_way() -> None:
@@ -156,6 +154,5 @@ def test_a_wait_is_bounded_and_says_what_was_in_the_way() -> None:
     assert over.reason == (
         "waited 10.0 s for 2 KiB of the staging ring of 2 KiB: 1 leases hold 2 KiB of it; raise --staging-memory"
     )
-    assert ring.counters["given_up"] == 1
     assert not ring.is_waiting("b")
     assert ring.is_waiting("c")

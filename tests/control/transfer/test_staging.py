@@ -28,6 +28,7 @@ from deltaserve.control.transfer.coverage import Coverage, Landing
 from deltaserve.control.transfer.ring import ALIGNMENT, RingLease, StagingTooSmall
 from deltaserve.control.transfer.staged_grants import PlanVerdict, StagedGrants
 from deltaserve.control.transfer.staging import ASKING_BYTES, SHORT_RUN_BYTES, StagingMode, choose
+from deltaserve.control.transfer.tables import StagedLeaseEvent, StagedLeaseState
 from deltaserve.core.ids import PageId, PeerName, PoolId, TicketSeq
 from deltaserve.core.layout.copy_plan import PageFormat, Route, plan_cache, plan_routes
 from deltaserve.core.layout.dtype import DType
@@ -594,7 +595,7 @@ def test_what_is_reserved_is_given_back_to_those_who_wait() -> None:
     assert reader.reader.ring.num_waiting == 1
     for _ in range(10):
         scene.turn()
-    assert reader.reader.ring.counters["leased"] == 2  # the one that waited had its turn, and was of no use
+    assert reader.reader.moves[StagedLeaseState.WAITING, StagedLeaseEvent.ADMIT] == 1  # it had its turn, of no use
     assert reader.is_quiet
     scene.post(0, 0, SRC[:2], DST[:2])
     scene.until_said(ChunkSent)

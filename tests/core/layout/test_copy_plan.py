@@ -355,8 +355,8 @@ def test_what_one_side_keeps_for_guesses_does_not_move(num_writers: int, num_rea
 def test_what_may_differ_and_what_may_not() -> None:
     ours = CacheSpec(16, (FULL,))
     fp8 = PageGroup("full", 2, 4, 8, DType.FP8_E4M3)
-    assert not plan_cache(ours, 1, CacheSpec(64, (FULL,)), 2).needs_staging
-    assert plan_cache(ours, 1, CacheSpec(16, (fp8,)), 2).needs_staging
+    assert not plan_cache(ours, 1, CacheSpec(64, (FULL,)), 2).route("full", 0, 0).needs_staging
+    assert plan_cache(ours, 1, CacheSpec(16, (fp8,)), 2).route("full", 0, 0).needs_staging
     with pytest.raises(ValueError, match="different page groups"):
         plan_cache(ours, 1, CacheSpec(16, (LATENT,)), 1)
     with pytest.raises(ValueError, match="over 3 ranks"):

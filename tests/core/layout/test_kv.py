@@ -18,7 +18,6 @@ SMALL = KvLayout(PageGroup("full", num_layers=2, num_kv_heads=2, head_dim=4, dty
 
 def test_a_head_of_a_large_model_is_one_mebibyte() -> None:
     layout = KvLayout(QWEN3_32B, page_size=64)
-    assert layout.head_bytes == 1 << 20
     assert layout.page_bytes == 8 << 20
     assert KvLayout(QWEN3_32B, 64, Shard(1, 2)).page_bytes == 4 << 20
     assert KvLayout(QWEN3_32B, 64, Shard(3, 16)).page_bytes == 1 << 20
@@ -31,7 +30,6 @@ def test_bytes_are_those_of_the_shape(dtype: DType, planes: int, shard: Shard) -
     group = PageGroup("g", num_layers=3, num_kv_heads=4, head_dim=8, dtype=dtype, planes=planes)
     layout = KvLayout(group, page_size=16, shard=shard)
     assert layout.page_bytes == math.prod(layout.page_shape) * dtype.itemsize
-    assert layout.head_bytes == math.prod(layout.page_shape[1:]) * dtype.itemsize
 
 
 def test_pages_and_heads_are_contiguous_in_row_major_order() -> None:
@@ -41,8 +39,9 @@ def test_pages_and_heads_are_contiguous_in_row_major_order() -> None:
         for position, length in zip(index, shape, strict=True):
             element = element * length + position
         page, head = index[0], index[1]
-        start = page * SMALL.page_bytes + head * SMALL.head_bytes
-        assert start <= element * 4 < start + SMALL.head_bytes
+        head_bytes = SMALL.page_bytes // SMALL.num_heads
+        start = page * SMALL.page_bytes + head * head_bytes
+        assert start <= element * 4 < start + head_bytes
 
 
 # ---------------------------------------------------------------- states

@@ -17,9 +17,6 @@ class LruOrder:
     def __init__(self) -> None:
         self._order: OrderedDict[Node, None] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._order)
-
     def __iter__(self) -> Iterator[Node]:
         return iter(self._order)
 

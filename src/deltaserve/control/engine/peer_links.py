@@ -12,7 +12,7 @@ Links to fronts carry no data and are ready with the Hello itself.
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from deltaserve.control.engine.addresses import Addresses
 from deltaserve.control.engine.api import InstanceConfig
@@ -29,6 +29,7 @@ from deltaserve.control.transfer.commands import (
     EndpointFailed,
     EndpointOpened,
 )
+from deltaserve.control.transfer.receiver import Receiver
 from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import Boot, PeerName, Role
 from deltaserve.core.wire.messages import (
@@ -56,14 +57,6 @@ class FromPeer(NamedTuple):
     front's, which wants a snapshot."""
     is_gone: bool = False
     """The peer's former life or endpoint is over: everything held for it must fail first."""
-
-
-class TicketMarks(Protocol):
-    """Whoever hands out tickets."""
-
-    def closed_below(self, peer: PeerName, writer_boot: Boot) -> int:
-        """Tickets of the pair below this number are over, as every frame tells."""
-        ...
 
 
 class Farewell:
@@ -105,7 +98,7 @@ class PeerLinks:
         config: InstanceConfig,
         facts: Facts,
         lost_s: float,
-        marks: TicketMarks,
+        receiver: Receiver,
         former: "PeerLinks | None" = None,
     ) -> None:
         """`lost_s`: silence after which a peer is given up while its connection stands. `former`: of the engine that
@@ -113,7 +106,7 @@ class PeerLinks:
         self.config = config
         self.table = PeerTable(config.name, Boot(config.boot), Patience(lost_s, config.options.peer_suspect_s))
         self._handshake = Handshake(self.table)
-        self._marks = marks
+        self._receiver = receiver
         self._next_beat: float | None = None
         self._own = OwnHello(config, facts)
         self.dialled = Addresses()
@@ -141,7 +134,7 @@ class PeerLinks:
 
     def send(self, peer: PeerName, message: Message, turn: EngineTurn) -> None:
         boot = self.table.get(peer).boot
-        mark = 1 if boot is None else self._marks.closed_below(peer, boot)
+        mark = 1 if boot is None else self._receiver.closed_below(peer, boot)
         turn.do(SendFrame(peer, self.table.seal(peer, message, mark)))
 
     def _frame_to(self, name: PeerName, boot: Boot, message: Message) -> SendFrame:

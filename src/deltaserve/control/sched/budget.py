@@ -20,10 +20,6 @@ class Budget:
         self._none = (0,) * len(self._pools)
         self._ahead = self._pools[0].num_pages // _AHEAD
 
-    @property
-    def num_pools(self) -> int:
-        return len(self._pools)
-
     def available(self, pool: PoolId) -> int:
         """Free now or after eviction."""
         return self._pools[pool].num_free + self._cache.evictable_pages(pool)

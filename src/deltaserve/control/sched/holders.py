@@ -35,9 +35,6 @@ class Holders:
     def __contains__(self, request: Request) -> bool:
         return request in self._places
 
-    def __len__(self) -> int:
-        return len(self._places)
-
     def add(self, request: Request) -> None:
         """Add a request, or note that its place in the queue has changed."""
         place = self._place(request)

@@ -11,14 +11,14 @@ So two leases that live never share a byte, and of the marks (round, offset) eac
 below the mark is over: a peer that was told the mark must not write by it any more.
 
 Who finds no room waits. Later ones that fit pass it, until it has waited half of its patience; then nobody does. At
-the end of its patience it is given up, with a reason in words, and counted: nothing waits for ever, and nothing in
-silence. An ask that is repeated changes nothing. Time is handed in.
+the end of its patience it is given up, with a reason in words: nothing waits for ever, and nothing in silence. An ask
+that is repeated changes nothing. Time is handed in.
 
 A lease of a peer that cannot be fenced is lost: bytes may come by it for ever. Nothing is cut behind it further than
 one round, so after that much use the ring is used up, and who asks is refused at once instead of waiting in vain.
 """
 
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -89,8 +89,6 @@ class StagingRing(Generic[Owner]):
         """The oldest lease that will never be given back."""
         self._head = RingPosition(0, 0)
         """Where the next lease starts, if it fits before the end."""
-        self.counters: Counter[str] = Counter()
-        """leased, had_to_wait, passed (before one that waits longer), given_up, refused."""
 
     # ------------------------------------------------------------ asking
 
@@ -105,18 +103,13 @@ class StagingRing(Generic[Owner]):
             return None
         needed = _aligned(num_bytes)
         if needed > self.num_bytes:
-            self.counters["refused"] += 1
             asked, held = sizes_apart(needed, self.num_bytes)
             raise StagingTooSmall(f"{asked} do not fit the staging ring of {held}: raise {self._setting} to as much")
         if self._is_hopeless(needed):
-            self.counters["refused"] += 1
             raise StagingTooSmall(self._why_hopeless(needed))
         lease = None if self._is_barred(now) else self._cut(owner, needed)
         if lease is None:
             self._waiting[owner] = _Waiting(needed, now)
-            self.counters["had_to_wait"] += 1
-        elif self._waiting:
-            self.counters["passed"] += 1
         return lease
 
     def take(self, owner: Owner, num_bytes: int) -> RingLease | None:
@@ -127,17 +120,13 @@ class StagingRing(Generic[Owner]):
     def admit(self, now: float) -> list[tuple[Owner, RingLease]]:
         """Leases for those of the waiting that fit now, the longest waiting first."""
         admitted = []
-        is_passing = False
         for owner, wait in list(self._waiting.items()):
             lease = self._cut(owner, wait.num_bytes)
             if lease is not None:
                 del self._waiting[owner]
                 admitted.append((owner, lease))
-                self.counters["passed"] += is_passing
             elif self._is_impatient(wait, now):
                 break
-            else:
-                is_passing = True
         return admitted
 
     def give_up(self, now: float) -> list[WaitOver[Owner]]:
@@ -146,7 +135,6 @@ class StagingRing(Generic[Owner]):
         late = [(owner, w) for owner, w in self._waiting.items() if self._is_over(w, now)]
         for owner, _ in late:
             del self._waiting[owner]
-            self.counters["given_up"] += 1
         return [WaitOver(owner, self._reason(wait, now)) for owner, wait in late]
 
     def _is_barred(self, now: float) -> bool:
@@ -185,7 +173,6 @@ class StagingRing(Generic[Owner]):
         self._ranges.append(lease)
         self._live[owner] = lease
         self._head = RingPosition(lease.round, lease.offset + num_bytes)
-        self.counters["leased"] += 1
         return lease
 
     def _next(self, num_bytes: int) -> RingLease:

@@ -42,9 +42,6 @@ class StagedGrants:
         self._pools = pools
         self._tickets: dict[TicketId, _Granted] = {}
 
-    def __len__(self) -> int:
-        return len(self._tickets)
-
     def expect(self, command: ExpectPages) -> None:
         self._tickets.setdefault(command.ticket, _Granted(command))
 

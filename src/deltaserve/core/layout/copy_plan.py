@@ -253,10 +253,6 @@ class CachePlan:
     def _has_route(self, writer: int, reader: int) -> bool:
         return any(not of_group[writer][reader].has_nothing for of_group in self.routes.values())
 
-    @property
-    def needs_staging(self) -> bool:
-        return any(of_group[0][0].needs_staging for of_group in self.routes.values())
-
 
 def plan_cache(src: CacheSpec, num_writers: int, dst: CacheSpec, num_readers: int) -> CachePlan:
     """Plan for two workers of one model; page size and dtypes may differ. Raises ValueError naming what may not.

@@ -28,12 +28,6 @@ class KvLayout:
         return (self.num_heads, group.num_layers, group.planes, self.page_size, group.head_dim)
 
     @property
-    def head_bytes(self) -> int:
-        """Bytes of one head of one page: the unit of a transfer between unequal shards."""
-        group = self.group
-        return group.num_layers * group.planes * self.page_size * group.head_dim * group.dtype.itemsize
-
-    @property
     def page_bytes(self) -> int:
         return group_page_bytes(self.group, self.page_size, self.shard)
 
