@@ -32,7 +32,7 @@ from deltaserve.core.layout.dtype import DType
 from deltaserve.core.quantization import Quantization
 from deltaserve.core.tokens import pack_u32
 from deltaserve.launch.compose import Checkpoint
-from deltaserve.model.formats.block_forms import GGUF_FORMS, BlockForm
+from deltaserve.model.formats.block_forms import TYPE_FORMS, BlockForm
 
 SIZE, COUNT = 4096, 8
 KINDS = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
@@ -63,7 +63,7 @@ def bench_products(ops: NativeOps, num_rounds: int) -> None:
     print(f"{'matrices':10} {'inputs':8} {'rows':>4} {'ms':>8} {'GB/s':>7} {'read':>6} {'float32':>8} {'bfloat16':>9}")
     for kind in KINDS:
         for rounds in (False, True):
-            matrices = [random_blocks(GGUF_FORMS[kind], rounds) for _ in range(COUNT)]
+            matrices = [random_blocks(TYPE_FORMS[kind], rounds) for _ in range(COUNT)]
             num_bytes = sum(matrix.panels.numel() for matrix in matrices)
             for rows in ROWS:
                 x = torch.randn(rows, SIZE)

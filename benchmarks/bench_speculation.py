@@ -33,7 +33,8 @@ import httpx
 from benchmarks.bench_serve import PATIENCE_S, REPORT_S, ROOT, Served, serving
 from benchmarks.peers.comparison import markdown
 from deltaserve.commands.bench.recall import DocumentShape, RecallTraffic
-from deltaserve.commands.demo.model import PACKAGE, find_language_model, language_model_name
+from deltaserve.commands.demo.model import PACKAGE, find_language_model
+from deltaserve.model.files import model_name
 
 ONE, MANY = 1, 16
 BARS = {ONE: 1.6, MANY: 0.98}
@@ -284,7 +285,7 @@ def main() -> None:
     flags = ["--device", "cpu", "--context-length", "4096", "--page-size", "16", "--num-pages", "2560"]
     flags += args.serve_args.split()
     chosen = [task for task in tasks(args.quick) if task.name in args.tasks]
-    name, own = language_model_name(model), guessing_flags(args)
+    name, own = model_name(model), guessing_flags(args)
     if args.unified:
         always = [*flags, *own, "--speculative-policy", "always"]
         with both_serving(model, always, [*always, "--disaggregation-mode", "null"]) as (apart, unified):

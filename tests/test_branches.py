@@ -23,6 +23,9 @@ from deltaserve.core.branches import Branch
 from tests.e2e.questions import RECALL_MODEL, ask_about
 from tests.e2e.server import Api, Process, wait_until
 from tests.fixtures.families import FAMILIES as SERVED
+from tests.fixtures.tiny_gguf import Kind, write_gguf
+from tests.fixtures.tiny_models import VARIANTS
+from tests.fixtures.tiny_quantised import write_fp8_blocks
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,9 +36,11 @@ KINDS: dict[str, Mapping[str, Branch]] = {
     "TRANSPORTS": branches.TRANSPORTS,
     "FAMILIES": branches.FAMILIES,
     "ATTENTION": branches.ATTENTION,
+    "FORMATS": branches.FORMATS,
 }
-TRUNK = {"torch"}
-"""The attention backend that runs anywhere, and that others are compared with when they are opened."""
+TRUNK = {"torch", "safetensors"}
+"""The attention backend that runs anywhere, and that others are compared with when they are opened; the format whose
+files a quantised folder and a draft head have, too."""
 
 
 class Case(NamedTuple):
@@ -46,10 +51,12 @@ class Case(NamedTuple):
     module: str
 
     @property
-    def path(self) -> Path:
-        """Its own folder, below the root of the repository; of a family its file."""
+    def paths(self) -> list[Path]:
+        """Its own folder, below the root of the repository; of a family its file, of a format all files of its name."""
         file = Path("src", *self.module.split(".")).with_suffix(".py")
-        return file if self.kind == "FAMILIES" else file.parent
+        if self.kind == "FORMATS":
+            return [path.relative_to(ROOT) for path in sorted(SRC.rglob(f"{self.name}_*.py"))]
+        return [file if self.kind == "FAMILIES" else file.parent]
 
 
 CASES = [
@@ -60,9 +67,15 @@ CASES = [
 ]
 
 FAMILIES = [case for case in CASES if case.kind == "FAMILIES"]
+FORMATS = [case for case in CASES if case.kind == "FORMATS"]
 
-ORDINARY_WORDS = {"local", "llama", "native"}
+ORDINARY_WORDS = {"local", "llama", "native", "quantised"}
 """Names that mean other things as well: looked for are strings that are the name, and the folder's path."""
+_FAMILIES_IN_GGUF = ("model/family.py", *(f"model/families/{name}.py" for name in ("gemma3", "llama", "qwen3")))
+_MODEL_MAY_BE = (
+    *("cli/dispatch.py", "commands/chat/command.py", "commands/doctor/doctor.py", "launch/compose.py"),
+    *("launch/lacking.py", "model/other_layouts.py", "settings/config.py", "settings/flags/flag_help.py"),
+)
 EXCEPTIONS = {
     ("llama", "deltaserve/server/text/gguf_text.py"): "a kind of tokenizer in GGUF files of many families",
     ("gpt_oss", "deltaserve/settings/flags/foreign.py"): "values of other servers' flags",
@@ -73,6 +86,11 @@ EXCEPTIONS = {
     ("triton", "deltaserve/compute/attention/triton_merge.py"): "the language of the kernel, for all who merge results",
     ("triton", "deltaserve/compute/attention/flashinfer/flashinfer_attention.py"): "the file of that kernel",
     ("triton", "deltaserve/compute/attention/opening.py"): "a variable of that language's interpreter",
+    **{("gguf", f"deltaserve/{file}"): "how such files hold a family" for file in _FAMILIES_IN_GGUF},
+    **{("gguf", f"deltaserve/{file}"): "help and errors say what MODEL may be" for file in _MODEL_MAY_BE},
+    ("gguf", "deltaserve/commands/demo/model.py"): "the demo's model is such a file",
+    ("gguf", "deltaserve/settings/flags/foreign.py"): "flags of other servers",
+    ("gguf", "deltaserve/settings/flags/foreign_values.py"): "values of other servers' flags",
 }
 """Where a branch's name stands all the same, and why. May only shrink."""
 
@@ -86,7 +104,7 @@ def by_name(case: Case) -> str:
 
 def words_of(tree: ast.AST, *, prose: bool = True) -> Iterator[tuple[int, str]]:
     """(line, text) of all strings and identifiers; comments are none, and neither are docstrings without `prose`: they
-    name models as examples of what is published."""
+    name models and formats as examples of what is published."""
     docs = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and not prose}
     for node in ast.walk(tree):
         if node in docs:
@@ -100,12 +118,16 @@ def words_of(tree: ast.AST, *, prose: bool = True) -> Iterator[tuple[int, str]]:
 def mentions(case: Case, tree: ast.AST) -> list[int]:
     """Lines on which the branch is named."""
     if case.name in ORDINARY_WORDS:
-        path = case.module if case.kind == "FAMILIES" else case.module.rpartition(".")[0]
+        own = [".".join(path.with_suffix("").parts[1:]) for path in case.paths]
         texts = {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value == case.name}
-        return [*sorted(texts), *(line for line, text in words_of(tree) if f"{text}.".startswith(f"{path}."))]
+        return [
+            *sorted(texts),
+            *(line for line, text in words_of(tree) if any(f"{text}.".startswith(f"{o}.") for o in own)),
+        ]
     if case.kind == "FAMILIES":
         return [line for line, text in words_of(tree, prose=False) if case.name in families_in(text)]
-    return [line for line, text in words_of(tree) if re.search(case.name, text, re.IGNORECASE)]
+    prose = case.kind != "FORMATS"
+    return [line for line, text in words_of(tree, prose=prose) if re.search(case.name, text, re.IGNORECASE)]
 
 
 _LONGEST_FIRST = sorted((case.name for case in FAMILIES), key=len, reverse=True)
@@ -128,7 +150,7 @@ def test_a_branch_is_named_in_its_own_folder_and_in_its_line(case: Case) -> None
     found = {
         path.relative_to(SRC).as_posix(): lines
         for path in sorted(SRC.rglob("*.py"))
-        if not path.is_relative_to(ROOT / case.path) and path != ROOT / TABLE
+        if not any(path.is_relative_to(ROOT / own) for own in case.paths) and path != ROOT / TABLE
         if (lines := mentions(case, parsed(path)))
     }
     allowed = {file for name, file in EXCEPTIONS if name == case.name}
@@ -172,10 +194,11 @@ def without(case: Case, to: Path) -> Path:
 
 def delete(case: Case, to: Path) -> None:
     """The branch and its line, from a copy."""
-    if (to / case.path).is_dir():
-        shutil.rmtree(to / case.path)
-    else:
-        (to / case.path).unlink()
+    for path in case.paths:
+        if (to / path).is_dir():
+            shutil.rmtree(to / path)
+        else:
+            (to / path).unlink()
     text = (to / TABLE).read_text()
     lines = text.splitlines(keepends=True)
     (entry,) = (
@@ -225,7 +248,7 @@ def check_tree(tree: Path) -> None:
     assert held.returncode == 0, held.stdout
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in FAMILIES], ids=by_name)
+@pytest.mark.parametrize("case", [case for case in CASES if case not in FAMILIES + FORMATS], ids=by_name)
 def test_without_a_branch_everything_imports_and_the_laws_hold(case: Case, tmp_path: Path) -> None:
     check_tree(without(case, tmp_path))
 
@@ -313,6 +336,21 @@ def test_without_an_attention_backend_another_computes(case: Case, tmp_path: Pat
     left = "|".join(("auto", *(name for name in branches.ATTENTION if name != case.name)))
     assert f"--attention-backend {left}" in python(tree, "-m", "deltaserve", "serve", "--help-all").stdout
     answer_of(tree, tmp_path / "run")
+
+
+def test_with_one_format_left_a_server_answers(tmp_path: Path) -> None:
+    """And checkpoints in the others are refused, a line each."""
+    tree = copied(tmp_path / "tree")
+    for case in FORMATS:
+        delete(case, tree)
+    check_tree(tree)
+    answer_of(tree, tmp_path / "run")
+    file, _ = write_gguf(VARIANTS["llama"], tmp_path / "gguf", Kind.Q8_0)
+    quantised, _ = write_fp8_blocks(VARIANTS["llama"], tmp_path, (64, 64))
+    told = python(tree, "-c", FAMILIES_LEFT, str(file), str(quantised))
+    said = dict(line.split(" ", 1) for line in told.stdout.splitlines())
+    assert said[file.name].startswith("refused: config.json: "), told.stderr
+    assert said[quantised.name].startswith("refused: config.json: weights that are quantised")
 
 
 # ---------------------------------------------------------------- one more

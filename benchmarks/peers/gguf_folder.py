@@ -5,17 +5,17 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from deltaserve.commands.verify.reference import load_gguf
+from deltaserve.commands.verify.gguf_reference import load
 from deltaserve.model.formats.gguf_model import GgufModel
-from deltaserve.server.text.gguf_text import read_gguf
+from deltaserve.server.text.gguf_text import read_text
 
 
 def write_folder(gguf: Path, folder: Path, dtype: torch.dtype) -> None:
     """`folder` is there only once it is whole."""
     partial = folder.with_name(folder.name + ".partial")
     model = GgufModel.open(gguf)
-    load_gguf(model, dtype).save_pretrained(partial)
-    text = read_gguf(model)
+    load(model, dtype).save_pretrained(partial)
+    text = read_text(model)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=text.tokenizer, chat_template=text.template, **text.special_names
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deltaserve.commands.verify.reference import load_gguf
+from deltaserve.commands.verify.gguf_reference import load
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.kv import pool_page_bytes
 from deltaserve.model.checkpoint_config import load_spec
@@ -67,7 +67,7 @@ def test_answers_hits_and_bytes(weights: Path, folder: Path) -> None:
     continued."""
     spec = load_spec(weights)
     assert windows_of(spec).count(WINDOW) == 15
-    reference = load_gguf(GgufModel.open(weights), torch.float32)
+    reference = load(GgufModel.open(weights), torch.float32)
 
     def check(prompt: list[int], answer: Answer) -> None:
         count = len(answer.tokens)

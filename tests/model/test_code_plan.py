@@ -20,7 +20,7 @@ from deltaserve.core.layout.shard import Shard
 from deltaserve.core.quantization import Quantization
 from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.code_plan import CODE_RULES, code_bytes, is_multiplied, plan_codes, stored_kinds
-from deltaserve.model.formats.block_forms import GGUF_FORMS, INT8
+from deltaserve.model.formats.block_forms import INT8, TYPE_FORMS
 from deltaserve.model.known_families import family_of
 from deltaserve.model.open_source import open_source
 from deltaserve.model.tensors import as_stored, tensor_parts
@@ -85,7 +85,7 @@ def test_bytes_of_a_file_are_those_loaded(tmp_path: Path, kind: Kind, tied: bool
         assert isinstance(weights.lm_head, BlockMatrix)
         counted = rank_weight_bytes(stored, DType.FLOAT32, shard, kinds, CODE_RULES["auto"])
         assert counted <= found <= 1.005 * counted  # norms of heads are repeated
-        assert {one.form for one in matrices(weights)} == {GGUF_FORMS[kind.name]}
+        assert {one.form for one in matrices(weights)} == {TYPE_FORMS[kind.name]}
 
 
 @pytest.mark.parametrize("form", COMPRESSED)

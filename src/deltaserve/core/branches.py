@@ -20,11 +20,18 @@ class Branch(NamedTuple):
     """When an automatic choice takes it, for --help: empty: always. None: only where nothing before it is left."""
     known_as: tuple[str, ...] = ()
     """Values of other servers' flag that mean it."""
+    halves: Mapping[str, str] = MappingProxyType({})
+    """Purpose |-> its module for that, in another package."""
+
+
+def words_on(branches: Mapping[str, Branch], setting: str) -> list[str]:
+    """Each branch's words on a setting."""
+    return [branch.help[setting] for branch in branches.values() if setting in branch.help]
 
 
 def helped(branches: Mapping[str, Branch], setting: str) -> str:
     """The words on a setting one after the other: `a, b and c`."""
-    *most, last = [branch.help[setting] for branch in branches.values() if setting in branch.help] or ["none"]
+    *most, last = words_on(branches, setting) or ["none"]
     return f"{', '.join(most)} and {last}" if most else last
 
 
@@ -72,6 +79,32 @@ LAYERS: Mapping[str, Branch] = MappingProxyType(
     }
 )
 """Kinds of layers: parts of families. What is known of one without torch has a file of its name in model/layers."""
+
+FORMATS: Mapping[str, Branch] = MappingProxyType(
+    {
+        "gguf": Branch(
+            "deltaserve.model.formats.gguf_model",
+            {"weights": "GGUF", "suffix": ".gguf"},
+            halves={
+                "weights": "deltaserve.compute.weights.gguf_arrays",
+                "text": "deltaserve.server.text.gguf_text",
+                "reference": "deltaserve.commands.verify.gguf_reference",
+            },
+        ),
+        "quantised": Branch(
+            "deltaserve.model.formats.quantised_folder",
+            halves={"weights": "deltaserve.compute.weights.quantised_arrays"},
+        ),
+        "safetensors": Branch(
+            "deltaserve.model.formats.safetensors_folder",
+            halves={
+                "weights": "deltaserve.compute.weights.safetensors_arrays",
+                "reference": "deltaserve.commands.verify.safetensors_reference",
+            },
+        ),
+    }
+)
+"""Formats of checkpoints, in the order in which a path is tried: the first that it is in reads it."""
 
 DRAFTS: Mapping[str, Branch] = MappingProxyType(
     {

@@ -39,7 +39,7 @@ from deltaserve.launch.process_limits import page_addresses
 from deltaserve.model.checkpoint_config import idle_overrides, spec_of
 from deltaserve.model.code_plan import CODE_RULES, stored_kinds
 from deltaserve.model.drafts.draft_algorithm import OFF, own_inventory, with_head
-from deltaserve.model.files import GGUF_SUFFIX
+from deltaserve.model.files import model_name
 from deltaserve.model.fingerprint import model_fingerprint
 from deltaserve.model.known_families import family_named
 from deltaserve.model.model_spec import ModelSpec
@@ -144,8 +144,8 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """What clients call it: a GGUF file's name without its suffix."""
-        return self.path.name.removesuffix(GGUF_SUFFIX)
+        """What clients call it."""
+        return model_name(self.path)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import os
 import re
 from pathlib import Path
 
+from deltaserve.core.branches import FORMATS, words_on
 from deltaserve.core.errors import ConfigError
 from deltaserve.model.folder_files import in_folder
 from deltaserve.model.json_object import read_json
@@ -13,23 +14,12 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 _PLAIN_NAME = re.compile(r"[\w.\-]+\.safetensors")
 _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
-GGUF_SUFFIX = ".gguf"
 
 
-def find_gguf(path: Path) -> Path | None:
-    """The GGUF file that `path` names or that is a folder's only weights; None for a folder of safetensors.
-
-    Raises ConfigError for a folder with several.
-    """
-    if not path.is_dir():
-        return path
-    if any(os.path.lexists(path / name) for name in (INDEX_NAME, SINGLE_NAME)):
-        return None
-    found = sorted(p for p in path.glob(f"*{GGUF_SUFFIX}"))
-    if len(found) > 1:
-        names = ", ".join(p.name for p in found[:3])
-        raise ConfigError(f"{len(found)} GGUF files in the model folder ({names}): name one of them")
-    return in_folder(found[0]) if found else None
+def model_name(path: Path) -> str:
+    """What clients call a model: the name of its folder or file, without what only tells the format."""
+    endings = [ending for ending in words_on(FORMATS, "suffix") if path.name.endswith(ending)]
+    return path.name.removesuffix(endings[0]) if endings else path.name
 
 
 def weight_files(model_path: Path) -> tuple[list[Path], dict[str, str]]:
@@ -45,7 +35,8 @@ def weight_files(model_path: Path) -> tuple[list[Path], dict[str, str]]:
         return [_inside(model_path, SINGLE_NAME)], {}
     unsafe = sorted(p.name for p in model_path.glob("*") if p.suffix in _UNSAFE_SUFFIXES)
     if unsafe:
-        raise ConfigError(f"{unsafe[0]}: only safetensors and GGUF weights are loaded; convert the checkpoint")
+        formats = " and ".join(("safetensors", *words_on(FORMATS, "weights")))
+        raise ConfigError(f"{unsafe[0]}: only {formats} weights are loaded; convert the checkpoint")
     what = other_layout(model_path)
     raise ConfigError(f"{SINGLE_NAME}: not found in the model folder, nor {INDEX_NAME}{what}")
 

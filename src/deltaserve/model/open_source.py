@@ -1,28 +1,24 @@
-"""Which kind of checkpoint a path names."""
+"""Which format of checkpoint a path is in, and the rest of what reads that format."""
 
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
-from deltaserve.model.files import find_gguf
-from deltaserve.model.formats.gguf_model import GgufModel
-from deltaserve.model.formats.quantised_folder import QuantisedFolder
-from deltaserve.model.formats.safetensors_folder import SafetensorsFolder
-from deltaserve.model.formats.weight_schemes import refuse_modelopt, weight_scheme
-from deltaserve.model.json_object import read_json_if_there
-
-Source = SafetensorsFolder | QuantisedFolder | GgufModel
-"""A checkpoint of any kind; all are TensorSources."""
+from deltaserve.core.branches import FORMATS
+from deltaserve.core.errors import ConfigError
+from deltaserve.model.source import TensorSource
 
 
-def open_source(path: Path) -> Source:
-    """A folder with safetensors, a GGUF file, or a folder with one. Raises ConfigError for anything else."""
-    gguf = find_gguf(path)
-    if gguf is not None:
-        return GgufModel.open(gguf)
-    folder = SafetensorsFolder(path)
-    scheme = weight_scheme(folder.config())
-    if scheme is not None:
-        return QuantisedFolder(folder, scheme)
-    beside = read_json_if_there(path / "hf_quant_config.json")
-    if beside is not None:
-        refuse_modelopt(beside)
-    return folder
+def open_source(path: Path) -> TensorSource:
+    """A model folder, or a file that holds all of a model. Raises ConfigError for anything else."""
+    for branch in FORMATS.values():
+        source: TensorSource | None = import_module(branch.module).open_path(path)
+        if source is not None:
+            return source
+    raise ConfigError(f"MODEL {path.name[:200]}: in no format that is read")
+
+
+def format_half(source: TensorSource, purpose: str) -> ModuleType | None:
+    """What reads a source for `weights`, `text` or as `reference`. None: the format has nothing of its own for it."""
+    name = FORMATS[source.format].halves.get(purpose)
+    return None if name is None else import_module(name)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from deltaserve.model.fields import Fields
 
@@ -21,6 +21,9 @@ class TensorHeader:
 
 class TensorSource(Protocol):
     """A checkpoint on disk. Raises ConfigError naming file and field."""
+
+    format: ClassVar[str]
+    """Name in FORMATS of core/branches.py."""
 
     @property
     def num_bytes(self) -> int:
@@ -43,6 +46,10 @@ class TensorSource(Protocol):
 
     def generation(self) -> Fields | None:
         """The fields of generation_config.json, where there is one."""
+        ...
+
+    def identity(self) -> Iterable[tuple[str, bytes]]:
+        """Named bytes that tell it from other checkpoints: of everything but the weights themselves."""
         ...
 
     def headers(self) -> Iterable[TensorHeader]:

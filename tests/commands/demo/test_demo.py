@@ -26,7 +26,7 @@ from deltaserve.commands.demo.demo import (
     make_console,
     tell_ending,
 )
-from deltaserve.commands.demo.model import PACKAGE, find_language_model, language_model_name
+from deltaserve.commands.demo.model import PACKAGE, find_language_model
 from deltaserve.commands.demo.report import ROWS, Comparison, cells_of, change, in_words, make_table
 from deltaserve.commands.demo.server import DECODE_PAGES, PREFILL_PAGES, DecodeCache, adjusted, demo_settings
 from deltaserve.commands.demo.talk import (
@@ -40,6 +40,7 @@ from deltaserve.commands.demo.traffic import Figures, Sight, answered_at_once, a
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.launch.compose import Checkpoint, resolve_settings, worker_spec
+from deltaserve.model.files import model_name
 from tests.commands.bench.answering_server import AnsweringServer, Manners, serving
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -366,7 +367,7 @@ def test_a_talk_is_told_in_figures() -> None:
 
 
 def test_the_commands_to_talk_on_name_the_model_as_the_server_does(tmp_path: Path) -> None:
-    name = language_model_name(tmp_path / "Small.Q4_1.gguf")
+    name = model_name(tmp_path / "Small.Q4_1.gguf")
     body = json.loads(shlex.split(talk_commands("http://here", name)[0])[-5])
     assert (body["model"], body["timings"]) == ("Small.Q4_1", True)
 

@@ -8,7 +8,7 @@ from deltaserve.compute.layers.native_ops import NativeOps
 from deltaserve.compute.layers.step_ops import TorchOps
 from deltaserve.compute.weights.block_matrix import BlockMatrix, Stacked, block_values, round_matrix, rounded_inputs
 from deltaserve.compute.weights.packing import pack_values
-from deltaserve.model.formats.block_forms import GGUF_FORMS
+from deltaserve.model.formats.block_forms import TYPE_FORMS
 from tests.compute.native.block_matrices import random_matrix
 from tests.compute.native.native_build import ISAS, compiled_library, native_context
 
@@ -33,11 +33,11 @@ def expected(x: Tensor, matrix: BlockMatrix, bias: Tensor | None) -> Tensor:
 
 
 @pytest.mark.parametrize("rounds", [False, True], ids=["exact", "rounded"])
-@pytest.mark.parametrize("kind", GGUF_FORMS)
+@pytest.mark.parametrize("kind", TYPE_FORMS)
 @torch.inference_mode()
 def test_any_number_of_rows_and_columns(ops: NativeOps, kind: str, rounds: bool) -> None:
     for rows, cols in SHAPES:
-        matrix, bias = random_matrix(GGUF_FORMS[kind], rows, cols, rounds), draw(torch.float32, rows)
+        matrix, bias = random_matrix(TYPE_FORMS[kind], rows, cols, rounds), draw(torch.float32, rows)
         for num_rows in (0, *range(1, 18), 40, 65, 300):
             wide = draw(torch.float32, num_rows, cols + 5, seed=num_rows)
             x = wide[:, 2 : cols + 2]
@@ -51,7 +51,7 @@ def test_any_number_of_rows_and_columns(ops: NativeOps, kind: str, rounds: bool)
 @pytest.mark.parametrize("rounds", [False, True], ids=["exact", "rounded"])
 @torch.inference_mode()
 def test_rows_in_16_bits(ops: NativeOps, rounds: bool) -> None:
-    matrix, bias = random_matrix(GGUF_FORMS["Q4_1"], 45, 160, rounds), draw(torch.bfloat16, 45)
+    matrix, bias = random_matrix(TYPE_FORMS["Q4_1"], 45, 160, rounds), draw(torch.bfloat16, 45)
     for num_rows in (1, 8, 9, 33):
         x = draw(torch.bfloat16, num_rows, 160)
         got = ops.product(x, matrix, bias)
@@ -64,7 +64,7 @@ def test_rows_in_16_bits(ops: NativeOps, rounds: bool) -> None:
 @torch.inference_mode()
 def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(ops: NativeOps, kind: str, rounds: bool) -> None:
     """700 rows are worked on in several parts, 3,000 columns are several tasks."""
-    matrix = random_matrix(GGUF_FORMS[kind], 3000, 544, rounds)
+    matrix = random_matrix(TYPE_FORMS[kind], 3000, 544, rounds)
     many = NativeOps(native_context(ops_name(ops), 3))
     x = draw(torch.float32, 700, 544)
     whole = many.product(x, matrix)
@@ -80,7 +80,7 @@ def ops_name(ops: NativeOps) -> str:
 def test_rounded_products_are_the_same_on_every_instruction_set() -> None:
     """Sums of a run are whole numbers; those with fused products differ from those without in last bits only."""
     compiled_library()
-    matrix, x = random_matrix(GGUF_FORMS["Q8_0"], 96, 256, True), draw(torch.float32, 5, 256)
+    matrix, x = random_matrix(TYPE_FORMS["Q8_0"], 96, 256, True), draw(torch.float32, 5, 256)
     names = [one.name for one in compiled_library().instruction_sets if one.name != "generic"]
     results = [NativeOps(native_context(name)).product(x, matrix) for name in names]
     assert all(torch.equal(result, results[0]) for result in results)
@@ -90,7 +90,7 @@ def test_rounded_products_are_the_same_on_every_instruction_set() -> None:
 def test_largest_codes(ops: NativeOps) -> None:
     """Sums of 16 bits must hold them."""
     for kind in ("Q8_0", "Q4_1"):
-        form = GGUF_FORMS[kind]
+        form = TYPE_FORMS[kind]
         matrix = random_matrix(form, 32, 64, True)
         full = torch.full_like(matrix.panels, 255)
         start = 32 * 2 * (1 + form.has_offsets)
@@ -127,10 +127,10 @@ def test_rows_too_small_to_be_rounded(ops: NativeOps) -> None:
 def test_matrices_that_are_not_kept_alike(ops: NativeOps) -> None:
     plain = draw(torch.float32, 24, 96)
     parts = (
-        random_matrix(GGUF_FORMS["Q4_0"], 40, 96),
+        random_matrix(TYPE_FORMS["Q4_0"], 40, 96),
         pack_values(plain),
         plain,
-        random_matrix(GGUF_FORMS["Q6_K"], 7, 96),
+        random_matrix(TYPE_FORMS["Q6_K"], 7, 96),
     )
     stacked, x, bias = Stacked(parts), draw(torch.float32, 11, 96), draw(torch.float32, 95)
     assert stacked.shape == (95, 96)
@@ -142,7 +142,7 @@ def test_matrices_that_are_not_kept_alike(ops: NativeOps) -> None:
 def test_the_torch_form_multiplies_the_values() -> None:
     for rounds in (False, True):
         for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2**-7)):
-            matrix, x, bias = random_matrix(GGUF_FORMS["Q5_1"], 30, 64, rounds), draw(dtype, 5, 64), draw(dtype, 30)
+            matrix, x, bias = random_matrix(TYPE_FORMS["Q5_1"], 30, 64, rounds), draw(dtype, 5, 64), draw(dtype, 30)
             got = TorchOps().product(x, matrix, bias)
             assert got.dtype == dtype
             torch.testing.assert_close(got.double(), expected(x, matrix, bias), rtol=tolerance, atol=tolerance)

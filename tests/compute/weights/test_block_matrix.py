@@ -8,7 +8,7 @@ from gguf.quants import dequantize
 
 from deltaserve.compute.weights.block_matrix import Codes, block_values, pack_codes, round_matrix, rounded_inputs
 from deltaserve.compute.weights.gguf_blocks import codes_of
-from deltaserve.model.formats.block_forms import GGUF_FORMS, INT8
+from deltaserve.model.formats.block_forms import INT8, TYPE_FORMS
 from deltaserve.model.formats.gguf_header import QUANTISATIONS
 from tests.compute.native.block_matrices import random_codes
 
@@ -16,7 +16,7 @@ KINDS = {kind.name: kind for kind in QUANTISATIONS.values() if kind.block_len > 
 
 
 def test_every_type_of_a_file_has_a_form() -> None:
-    assert GGUF_FORMS.keys() == KINDS.keys()
+    assert TYPE_FORMS.keys() == KINDS.keys()
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -27,7 +27,7 @@ def test_values_are_those_of_the_package(name: str) -> None:
     with np.errstate(invalid="ignore", over="ignore"):
         want = dequantize(raw.reshape(70, -1), GGMLQuantizationType[name])
         codes = codes_of(name, raw)
-    got = block_values(pack_codes(GGUF_FORMS[name], (70, 512), [codes])).numpy()
+    got = block_values(pack_codes(TYPE_FORMS[name], (70, 512), [codes])).numpy()
     known = np.isfinite(want)
     assert known.mean() > 0.8
     assert np.array_equal(got[known], want[known])
@@ -37,7 +37,7 @@ def test_values_are_those_of_the_package(name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("rows", [1, 32, 45])
 def test_bytes_are_those_counted(name: str, rows: int) -> None:
-    form = GGUF_FORMS[name]
+    form = TYPE_FORMS[name]
     codes = random_codes(form, rows, 96)
     matrix = pack_codes(form, (rows, 96), [codes])
     assert matrix.panels.numel() == form.num_bytes(rows, 96)
@@ -47,11 +47,11 @@ def test_bytes_are_those_counted(name: str, rows: int) -> None:
 
 
 def test_rows_in_parts() -> None:
-    codes = random_codes(GGUF_FORMS["Q4_1"], 75, 64)
-    whole = pack_codes(GGUF_FORMS["Q4_1"], (75, 64), [codes])
+    codes = random_codes(TYPE_FORMS["Q4_1"], 75, 64)
+    whole = pack_codes(TYPE_FORMS["Q4_1"], (75, 64), [codes])
     assert codes.offsets is not None
     parts = [Codes(codes.codes[rows], codes.scales[rows], codes.offsets[rows]) for rows in (slice(64), slice(64, None))]
-    assert torch.equal(pack_codes(GGUF_FORMS["Q4_1"], (75, 64), parts).panels, whole.panels)
+    assert torch.equal(pack_codes(TYPE_FORMS["Q4_1"], (75, 64), parts).panels, whole.panels)
 
 
 def test_rounded_matrices() -> None:

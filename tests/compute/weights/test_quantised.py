@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
-from deltaserve.compute.weights.dequantised import dequantise, dequantised
 from deltaserve.compute.weights.loader import load_weights
+from deltaserve.compute.weights.quantised_arrays import arrays, dequantise
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.layout.dtype import DType
 from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.formats.quantised_folder import QuantisedFolder
-from deltaserve.model.formats.weight_schemes import Fp8Blocks
+from deltaserve.model.formats.quantised_schemes import Fp8Blocks
 from deltaserve.model.known_families import family_named
 from deltaserve.model.open_source import open_source
 from deltaserve.model.tensors import Inventory, check_weights
@@ -66,7 +66,7 @@ def test_experts_of_four_bits(tmp_path: Path) -> None:
     folder, plain_folder = write_mxfp4(VARIANTS["gpt_oss"], tmp_path)
     source, plain = open_source(folder), load_file(plain_folder / "model.safetensors")
     assert isinstance(source, QuantisedFolder)
-    values = {weight.header.name: weight.values() for weight in dequantised(source)}
+    values = {weight.header.name: weight.values() for weight in arrays(source)}
     assert values.keys() == plain.keys()
     for name, value in values.items():
         assert torch.equal(value.float(), plain[name]), name
@@ -107,7 +107,7 @@ def test_values_have_the_bits_of_a_product_in_float64(folders: tuple[Path, Path]
 def check_bits(folder: Path, plain_folder: Path) -> None:
     source, plain = open_source(folder), load_file(plain_folder / "model.safetensors")
     assert isinstance(source, QuantisedFolder)
-    values = {weight.header.name: weight.values() for weight in dequantised(source)}
+    values = {weight.header.name: weight.values() for weight in arrays(source)}
     assert values.keys() == plain.keys()
     for name, value in values.items():
         assert value.dtype == torch.float32

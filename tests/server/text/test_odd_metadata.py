@@ -9,7 +9,7 @@ import pytest
 from deltaserve.core.errors import ConfigError
 from deltaserve.model.checkpoint_config import spec_of
 from deltaserve.model.formats.gguf_model import GgufModel
-from deltaserve.server.text.gguf_text import read_gguf
+from deltaserve.server.text.gguf_text import read_text
 from tests.fixtures.tiny_gguf import GEMMA3, Kind, write_gguf
 from tests.fixtures.tiny_models import VARIANTS, VOCAB_SIZE, Variant
 
@@ -60,7 +60,7 @@ def _succeeds(read: Callable[[GgufModel], object], model: GgufModel) -> bool:
         return False
 
 
-@pytest.mark.parametrize("read", [spec_of, read_gguf])
+@pytest.mark.parametrize("read", [spec_of, read_text])
 @pytest.mark.parametrize("arch", MODELS)
 def test_any_value_at_any_key(models: Mapping[str, GgufModel], arch: str, read: Callable[[GgufModel], object]) -> None:
     assert _succeeds(read, models[arch])

@@ -20,13 +20,14 @@ from deltaserve.commands.chat.command import Wishes, talk
 from deltaserve.commands.chat.own_server import SERVE, OwnServerError, own_server, wait_for_end
 from deltaserve.commands.chat.screen import Screen
 from deltaserve.commands.demo.chat import ask, commands, make_example
-from deltaserve.commands.demo.model import PACKAGE, find_language_model, language_model_name, talk_flags
+from deltaserve.commands.demo.model import PACKAGE, find_language_model, talk_flags
 from deltaserve.commands.demo.report import Comparison, in_words, make_table
 from deltaserve.commands.demo.server import DecodeCache
 from deltaserve.commands.demo.talk import GUIDE, SAMPLING, hold, make_talk_table, talk_commands, talk_in_words
 from deltaserve.commands.demo.traffic import Figures, Scene, ask_all, scenes, warm_up
 from deltaserve.core.errors import ConfigError
 from deltaserve.launch.compose import free_port
+from deltaserve.model.files import model_name
 from deltaserve.settings.flags.options import option_of
 
 MODEL = Path("models") / "recall-micro"
@@ -206,7 +207,7 @@ class Talk:
 
     def run(self, ending: Ending) -> int:
         """The exit code: a machine without room for this model has seen the rest of the demo."""
-        name = language_model_name(self._model)
+        name = model_name(self._model)
         self._say(f"\nA real language model, {name}: small, so fluent rather than always right. Starting")
         try:
             with own_server(SERVE, self._argv, lambda line: None) as server:

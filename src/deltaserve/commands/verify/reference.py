@@ -9,15 +9,10 @@ import torch
 import transformers
 
 from deltaserve.commands.verify.client import Score, VerifyError
-from deltaserve.compute.weights.gguf_arrays import gguf_arrays
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.sizes import size
 from deltaserve.launch.compose import Checkpoint
-from deltaserve.model.family import ZERO_CENTRED
-from deltaserve.model.formats.gguf_model import GgufModel
-from deltaserve.model.formats.quantised_folder import QuantisedFolder
-from deltaserve.model.formats.safetensors_folder import SafetensorsFolder
-from deltaserve.model.open_source import open_source
+from deltaserve.model.open_source import format_half, open_source
 
 _HEADROOM = 1.3
 """Memory needed per byte of weights: activations, and what loading takes in passing."""
@@ -63,40 +58,8 @@ class TransformersReference:
 
 
 def _load(path: Path, dtype: torch.dtype) -> Any:
-    match open_source(path):
-        case GgufModel() as model:
-            return load_gguf(model, dtype)
-        case QuantisedFolder():
-            raise ConfigError(f"--model-path {path}: is quantised; use --reference, or a folder that is not")
-        case SafetensorsFolder():
-            return load_folder(path, dtype)
-
-
-def load_folder(folder: Path, dtype: torch.dtype) -> Any:
-    """The model as transformers loads it."""
-    load = transformers.AutoModelForCausalLM.from_pretrained
-    return load(folder, dtype=dtype, local_files_only=True, trust_remote_code=False).eval()
-
-
-@torch.no_grad()
-def load_gguf(source: GgufModel, dtype: torch.dtype) -> Any:
-    """The model of transformers with the values of a GGUF file: our reading of the file, their computation.
-
-    Their own reader of GGUF needs another package (accelerate) and leaves the file's rope factors out.
-    """
-    values = dict(source.config().values)
-    rope = dict(values.pop("rope_parameters"))
-    added = 0.0 if values.pop(ZERO_CENTRED, True) else 1.0
-    factors = rope.pop("factors", None)
-    if factors is not None:
-        rope["rope_type"] = "default"
-    model_type = values.pop("model_type")
-    config = transformers.AutoConfig.for_model(model_type, **values, rope_parameters=rope)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    own = model.state_dict()
-    for array in gguf_arrays(source):
-        name = array.header.name
-        own[name].copy_(torch.from_numpy(array.values()) - (added if name.endswith("norm.weight") else 0.0))
-    if factors is not None:
-        model.model.rotary_emb.inv_freq /= torch.tensor(factors)
-    return model.eval()
+    source = open_source(path)
+    half = format_half(source, "reference")
+    if half is None:
+        raise ConfigError(f"--model-path {path}: is {source.format}; use --reference, or a folder that is not")
+    return half.load(source, dtype)

@@ -1,14 +1,16 @@
 """A GGUF file's tensors: values dequantised by the `gguf` package, or codes; rows as a Hugging Face folder has them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
+from torch import Tensor
 
 from deltaserve.compute.weights.block_matrix import ROWS_AT_ONCE, Codes, columns_of
 from deltaserve.compute.weights.gguf_blocks import codes_of
@@ -37,6 +39,10 @@ class GgufArray:
         values = _values(self.path, self.tensor)
         return values if self.num_heads is None else _halves_apart(values, self.num_heads)
 
+    def boxes(self, boxes: Sequence[tuple[slice, ...]]) -> Iterator[Tensor]:
+        whole = torch.from_numpy(self.values())
+        return (whole[box] for box in boxes)
+
     def codes(self, rows: slice, columns: slice) -> Iterator[Codes]:
         """The same without being dequantised: of a matrix, some rows at a time, the first ones many whole panels.
 
@@ -51,7 +57,7 @@ class GgufArray:
             yield columns_of(codes_of(kind.name, raw[start : start + ROWS_AT_ONCE]), columns)
 
 
-def gguf_arrays(model: GgufModel) -> Iterator[GgufArray]:
+def arrays(model: GgufModel) -> Iterator[GgufArray]:
     """Every tensor that a model is made of."""
     heads = model.interleaved_heads()
     tensors = [tensor for _, tensor in model.named()]

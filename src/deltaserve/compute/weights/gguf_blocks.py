@@ -18,7 +18,7 @@ _Split = Callable[[Array], tuple[Array, Array, Array | None]]
 
 
 def codes_of(kind: str, rows: Array) -> Codes:
-    """`kind`: a key of GGUF_FORMS; rows [rows, blocks, bytes of a block] uint8"""
+    """`kind`: a key of TYPE_FORMS; rows [rows, blocks, bytes of a block] uint8"""
     count = len(rows)
     codes, scales, offsets = _SPLITS[kind](np.ascontiguousarray(rows).reshape(-1, rows.shape[2]))
     some = None if offsets is None else torch.from_numpy(offsets.reshape(count, -1))

@@ -2,20 +2,17 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from deltaserve.compute.weights.block_matrix import write_rows
-from deltaserve.compute.weights.dequantised import FolderWeight, dequantised
-from deltaserve.compute.weights.gguf_arrays import Array, GgufArray, gguf_arrays
 from deltaserve.compute.weights.packing import pack
+from deltaserve.compute.weights.stored_arrays import StoredArray, stored_arrays
 from deltaserve.compute.weights.targets import CodeRows, CodeTable
 from deltaserve.compute.weights.weights import DecoderWeights, DraftWeights, allocate, allocate_draft
 from deltaserve.core.layout.shard import Shard
@@ -23,13 +20,10 @@ from deltaserve.core.quantization import Quantization
 from deltaserve.model.code_plan import CODE_RULES, draft_rules, plan_codes, shown_names, stored_kinds
 from deltaserve.model.drafts.draft_algorithm import own_inventory
 from deltaserve.model.formats.block_forms import BlockForm
-from deltaserve.model.formats.gguf_model import GgufModel
-from deltaserve.model.formats.quantised_folder import QuantisedFolder
-from deltaserve.model.formats.safetensors_folder import SafetensorsFolder, valid_file
 from deltaserve.model.known_families import family_named
 from deltaserve.model.model_spec import DraftSpec, ModelSpec
-from deltaserve.model.open_source import Source, open_source
-from deltaserve.model.source import TensorHeader
+from deltaserve.model.open_source import open_source
+from deltaserve.model.source import TensorSource
 from deltaserve.model.tensors import EMBEDDING, Inventory, as_stored
 
 _log = logging.getLogger(__name__)
@@ -76,7 +70,7 @@ def load_weights(
     return replace(rest, layers=tuple(layers.popleft().packed(rules) for _ in range(len(layers))))
 
 
-def _planned(source: Source, stored: ModelSpec, inventory: Inventory, shard: Shard) -> Mapping[str, BlockForm]:
+def _planned(source: TensorSource, stored: ModelSpec, inventory: Inventory, shard: Shard) -> Mapping[str, BlockForm]:
     """Which tensors stay codes, with a line about those that a rank's share cuts where no run ends."""
     tied = EMBEDDING if stored.tied_embeddings else None
     plan = plan_codes(inventory.parts, stored_kinds(source, inventory.family), shard, tied)
@@ -100,7 +94,7 @@ def _draft_of_its_own(
 
 def _fill(
     targets: Mapping[str, Tensor],
-    source: Source,
+    source: TensorSource,
     inventory: Inventory,
     shard: Shard,
     codes: Mapping[str, CodeRows] | None = None,
@@ -121,7 +115,7 @@ class _CodeReader:
     codes: Mapping[str, CodeRows]
     shard: Shard
 
-    def take(self, array: GgufArray | FolderWeight, inventory: Inventory) -> bool:
+    def take(self, array: StoredArray, inventory: Inventory) -> bool:
         """Whether nothing else of it is needed."""
         canonical = inventory.family.canonical(array.header.name)
         if canonical is None or canonical not in self.codes:
@@ -139,46 +133,15 @@ class _CodeReader:
         return True
 
 
-def _tensors(source: Source, inventory: Inventory, shard: Shard, reader: _CodeReader) -> Iterator[_Loaded]:
-    """The tensors that the model needs."""
-    match source:
-        case SafetensorsFolder():
-            for file in source.shards:
-                yield from _file_tensors(file, inventory, shard)
-        case QuantisedFolder():
-            for weight in dequantised(source):
-                if not reader.take(weight, inventory):
-                    yield from _cut(weight.header, weight.values, inventory, shard)
-        case GgufModel():
-            for array in gguf_arrays(source):
-                if not reader.take(array, inventory):
-                    yield from _cut(array.header, partial(_array_tensor, array.values), inventory, shard)
-
-
-def _file_tensors(file: Path, inventory: Inventory, shard: Shard) -> Iterator[_Loaded]:
-    """The tensors of a file; of each only what the rank holds is read."""
-    with valid_file(file), safe_open(file, "pt") as reader:
-        for name in sorted(reader.keys()):
-            entry = reader.get_slice(name)
-            header = TensorHeader(file.name, name, entry.get_dtype(), tuple(entry.get_shape()))
-            canonical = inventory.take(header)
-            if canonical is not None:
-                for box, target in inventory.parts[canonical].pieces(shard):
-                    yield _Loaded(canonical, target, entry[box] if box else reader.get_tensor(name))
-
-
-def _array_tensor(read: Callable[[], Array]) -> Tensor:
-    return torch.from_numpy(read())
-
-
-def _cut(header: TensorHeader, read: Callable[[], Tensor], inventory: Inventory, shard: Shard) -> Iterator[_Loaded]:
-    """What the rank holds of a tensor that can only be read whole."""
-    canonical = inventory.take(header)
-    pieces = () if canonical is None else inventory.parts[canonical].pieces(shard)
-    if canonical is not None and pieces:
-        whole = read()
-        for box, target in pieces:
-            yield _Loaded(canonical, target, whole[box])
+def _tensors(source: TensorSource, inventory: Inventory, shard: Shard, reader: _CodeReader) -> Iterator[_Loaded]:
+    """The tensors that the model needs; of each only what the rank holds."""
+    for array in stored_arrays(source):
+        canonical = None if reader.take(array, inventory) else inventory.take(array.header)
+        pieces = () if canonical is None else inventory.parts[canonical].pieces(shard)
+        if canonical is not None and pieces:
+            read = array.boxes([piece.source for piece in pieces])
+            for piece, values in zip(pieces, read, strict=True):
+                yield _Loaded(canonical, piece.target, values)
 
 
 def _tie_equal(weights: DecoderWeights) -> DecoderWeights:

@@ -36,7 +36,7 @@ class BlockForm:
         return -(-rows // PANEL) * (cols // self.run_len) * self.run_bytes
 
 
-GGUF_FORMS: Mapping[str, BlockForm] = {
+TYPE_FORMS: Mapping[str, BlockForm] = {
     "Q8_0": BlockForm(8, 32, 2, 128),
     "Q4_0": BlockForm(4, 32, 2, 8),
     "Q4_1": BlockForm(4, 32, 2, 0, True),
@@ -51,6 +51,6 @@ GGUF_FORMS: Mapping[str, BlockForm] = {
 """Type of a GGUF file's tensor |-> form that has all of its values."""
 FOLDER_FORMS: Mapping[str, BlockForm] = {"I8": BlockForm(8, 32, 4, 128), "I4": BlockForm(4, 32, 4, 8)}
 """Forms of whole numbers of 8 and 4 bits in a folder, whose factors stand for more weights than a run."""
-STORED_FORMS = {**GGUF_FORMS, **FOLDER_FORMS}
-INT8 = GGUF_FORMS["Q8_0"]
+STORED_FORMS = {**TYPE_FORMS, **FOLDER_FORMS}
+INT8 = TYPE_FORMS["Q8_0"]
 """What matrices are rounded to that no file has in codes."""

@@ -1,14 +1,18 @@
 """A GGUF file as the Hugging Face folder it was made from: the same config fields, tensor names and order of rows."""
 
+import os
 import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from deltaserve.core.errors import ConfigError
 from deltaserve.model.family import MAX_HEADS, GgufForm
 from deltaserve.model.fields import Fields
+from deltaserve.model.files import INDEX_NAME, SINGLE_NAME
+from deltaserve.model.folder_files import in_folder
 from deltaserve.model.formats.gguf_config import config_values, generation_values, gguf_family
 from deltaserve.model.formats.gguf_header import GgufHeader, GgufTensor, read_header
 from deltaserve.model.source import TensorHeader
@@ -37,9 +41,33 @@ _TABLES = {
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.(\w+)\.(weight|bias)")
 
 
+def find_gguf(path: Path) -> Path | None:
+    """The GGUF file that `path` names or that is a folder's only weights; None for a folder of safetensors.
+
+    Raises ConfigError for a folder with several.
+    """
+    if not path.is_dir():
+        return path
+    if any(os.path.lexists(path / name) for name in (INDEX_NAME, SINGLE_NAME)):
+        return None
+    found = sorted(p for p in path.glob("*.gguf"))
+    if len(found) > 1:
+        names = ", ".join(p.name for p in found[:3])
+        raise ConfigError(f"{len(found)} GGUF files in the model folder ({names}): name one of them")
+    return in_folder(found[0]) if found else None
+
+
+def open_path(path: Path) -> "GgufModel | None":
+    """None for a folder that is not of this format."""
+    found = find_gguf(path)
+    return None if found is None else GgufModel.open(found)
+
+
 @dataclass(frozen=True, slots=True)
 class GgufModel:
     """A GGUF file as a TensorSource."""
+
+    format: ClassVar[str] = "gguf"
 
     path: Path
     header: GgufHeader
@@ -47,6 +75,10 @@ class GgufModel:
     @classmethod
     def open(cls, path: Path) -> "GgufModel":
         return cls(path, read_header(path))
+
+    def identity(self) -> Iterator[tuple[str, bytes]]:
+        """Everything before the first tensor."""
+        yield "gguf", self.header.raw
 
     @property
     def num_bytes(self) -> int:

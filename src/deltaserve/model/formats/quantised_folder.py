@@ -2,16 +2,27 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
 from deltaserve.model.fields import Fields
+from deltaserve.model.formats.quantised_schemes import (
+    StoredWeight,
+    WeightScheme,
+    refuse_modelopt,
+    stored_weights,
+    weight_scheme,
+)
 from deltaserve.model.formats.safetensors_folder import SafetensorsFolder
-from deltaserve.model.formats.weight_schemes import StoredWeight, WeightScheme, stored_weights
+from deltaserve.model.json_object import read_json_if_there
 from deltaserve.model.source import TensorHeader
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedFolder:
     """A folder with quantised weights as a TensorSource."""
+
+    format: ClassVar[str] = "quantised"
 
     folder: SafetensorsFolder
     scheme: WeightScheme
@@ -35,8 +46,23 @@ class QuantisedFolder:
     def generation(self) -> Fields | None:
         return self.folder.generation()
 
+    def identity(self) -> Iterator[tuple[str, bytes]]:
+        return self.folder.identity()
+
     def headers(self) -> Iterator[TensorHeader]:
         return (weight.header for weight in self.weights())
 
     def weights(self) -> Iterator[StoredWeight]:
         return stored_weights(list(self.folder.headers()), self.scheme)
+
+
+def open_path(path: Path) -> QuantisedFolder | None:
+    """None for a folder whose config.json says nothing of it. Raises ConfigError for a scheme that is not read."""
+    folder = SafetensorsFolder(path)
+    scheme = weight_scheme(folder.config())
+    if scheme is not None:
+        return QuantisedFolder(folder, scheme)
+    beside = read_json_if_there(path / "hf_quant_config.json")
+    if beside is not None:
+        refuse_modelopt(beside)
+    return None

@@ -4,12 +4,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from safetensors import SafetensorError, safe_open
 
 from deltaserve.core.errors import ConfigError
 from deltaserve.model.fields import Fields
 from deltaserve.model.files import weight_files
+from deltaserve.model.fingerprint import MAX_FILE_BYTES, tokenizer_hash
+from deltaserve.model.folder_files import read_in_folder
 from deltaserve.model.json_object import read_json, read_json_if_there
 from deltaserve.model.source import TensorHeader
 from deltaserve.model.stand_ins import HEAD_BYTES, stand_in
@@ -18,6 +21,8 @@ from deltaserve.model.stand_ins import HEAD_BYTES, stand_in
 @dataclass(frozen=True, slots=True)
 class SafetensorsFolder:
     """A folder of safetensors files as a TensorSource."""
+
+    format: ClassVar[str] = "safetensors"
 
     path: Path
 
@@ -43,6 +48,15 @@ class SafetensorsFolder:
     def generation(self) -> Fields | None:
         return read_json_if_there(self.path / "generation_config.json")
 
+    def identity(self) -> Iterator[tuple[str, bytes]]:
+        """config.json, every header, and the tokenizer's files."""
+        config = read_in_folder(self.path / "config.json", MAX_FILE_BYTES)
+        if config is not None:
+            yield "config.json", config
+        for shard in self.shards:
+            yield shard.name, _header(shard)
+        yield "tokenizer", tokenizer_hash(self.path).encode()
+
     def headers(self) -> Iterator[TensorHeader]:
         for shard in self.shards:
             with valid_file(shard), safe_open(shard, "numpy") as reader:
@@ -51,6 +65,30 @@ class SafetensorsFolder:
                     yield TensorHeader(shard.name, name, entry.get_dtype(), tuple(entry.get_shape()))
 
 
+def _header(shard: Path) -> bytes:
+    with shard.open("rb") as file:
+        instead = stand_in(file.read(HEAD_BYTES))
+        if instead is not None:
+            raise ConfigError(f"{shard.name}: {instead}")
+        file.seek(0)
+        num_bytes = int.from_bytes(file.read(8), "little")
+        if not 2 <= num_bytes <= _MAX_HEADER_BYTES:
+            raise ConfigError(f"{shard.name}: header of {num_bytes} bytes, expected 2 .. {_MAX_HEADER_BYTES}")
+        header = file.read(num_bytes)
+    if len(header) < num_bytes:
+        raise ConfigError(f"{shard.name}: ends within its header of {num_bytes} bytes")
+    return header
+
+
+def open_path(path: Path) -> SafetensorsFolder:
+    """Raises ConfigError for a folder whose tensors are not the weights' values."""
+    folder = SafetensorsFolder(path)
+    if folder.config().has("quantization_config"):
+        raise ConfigError("config.json: weights that are quantised (quantization_config) are not supported")
+    return folder
+
+
+_MAX_HEADER_BYTES = 100_000_000
 _SAYS_NOTHING = "Error while deserializing header: "
 
 

@@ -33,7 +33,7 @@ LOCAL_SAMPLING: Mapping[str, object] = {"temperature": 0.8, "top_k": 40, "top_p"
 is what most of these are, write rubbish at temperature 1 with nothing cut off."""
 
 
-def read_gguf(model: GgufModel) -> TextFiles:
+def read_text(model: GgufModel) -> TextFiles:
     """Raises ConfigError naming file and key for a vocabulary that cannot be used."""
     generation = model.generation()
     metadata = Fields(dict(model.header.metadata), model.header.file)

@@ -11,20 +11,18 @@ from deltaserve.core.errors import ConfigError, DeltaserveError
 from deltaserve.core.sampling import SamplingSource
 from deltaserve.model.checkpoint_config import spec_of
 from deltaserve.model.fields import shown
-from deltaserve.model.formats.gguf_model import GgufModel
 from deltaserve.model.open_source import open_source
 from deltaserve.server.text.answer_channels import find_channels
 from deltaserve.server.text.byte_coverage import check_coverage
 from deltaserve.server.text.conversation import LeftOut, left_out, shaped
 from deltaserve.server.text.detokenize import Detokenizer, TokenBytes, decode_all
 from deltaserve.server.text.end_tokens import answered_chat, control_ids, end_ids
-from deltaserve.server.text.gguf_text import read_gguf
 from deltaserve.server.text.library_errors import library_errors
 from deltaserve.server.text.quoting_tokenizer import QuotingTokenizer, fast_ids
 from deltaserve.server.text.stop_filter import HiddenStops
 from deltaserve.server.text.template import PLAIN_CHAT, ChatTemplate, split_quoted
 from deltaserve.server.text.template_needs import Message
-from deltaserve.server.text.text_files import TemplateSource, TextFiles, read_folder
+from deltaserve.server.text.text_files import TemplateSource, TextFiles, read_files
 from deltaserve.server.text.tokenizer_fit import fitted
 
 _log = logging.getLogger(__name__)
@@ -88,7 +86,7 @@ class TextCodec:
         """
         source = open_source(model)
         spec = spec_of(source, overrides)
-        files = read_gguf(source) if isinstance(source, GgufModel) else read_folder(model)
+        files = read_files(source, model)
         unusable = f"{model.name}: not a usable tokenizer"
         with library_errors(unusable):
             fit = fitted(files.tokenizer, spec.vocab_size)

@@ -11,6 +11,8 @@ from deltaserve.core.errors import ConfigError
 from deltaserve.model.fingerprint import MAX_FILE_BYTES
 from deltaserve.model.folder_files import read_in_folder
 from deltaserve.model.json_object import read_json_if_there
+from deltaserve.model.open_source import format_half
+from deltaserve.model.source import TensorSource
 from deltaserve.model.stand_ins import stand_in
 from deltaserve.server.text.library_errors import library_errors
 from deltaserve.server.text.special_tokens import TokenMaps, whole
@@ -40,6 +42,15 @@ class TextFiles:
     """bos_token, eos_token, ... for the template."""
     tokenizer: Tokenizer
     template: TemplateSource | None
+
+
+def read_files(source: TensorSource, model: Path) -> TextFiles:
+    """The text side of a checkpoint, by its format, or else as a folder has it. Raises ConfigError as `read_folder`."""
+    half = format_half(source, "text")
+    if half is None:
+        return read_folder(model)
+    files: TextFiles = half.read_text(source)
+    return files
 
 
 def read_folder(folder: Path) -> TextFiles:

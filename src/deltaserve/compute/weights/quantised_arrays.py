@@ -1,6 +1,6 @@
 """A quantised folder's weights, one at a time: values, computed on the CPU, or codes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +12,7 @@ from torch import Tensor
 from deltaserve.compute.weights.block_matrix import ROWS_AT_ONCE, Codes, columns_of
 from deltaserve.model.formats.block_forms import WHOLE_LEN
 from deltaserve.model.formats.quantised_folder import QuantisedFolder
-from deltaserve.model.formats.safetensors_folder import valid_file
-from deltaserve.model.formats.weight_schemes import (
+from deltaserve.model.formats.quantised_schemes import (
     Fp8Blocks,
     Mxfp4Experts,
     PackedInts,
@@ -21,6 +20,7 @@ from deltaserve.model.formats.weight_schemes import (
     StoredWeight,
     WeightScheme,
 )
+from deltaserve.model.formats.safetensors_folder import valid_file
 from deltaserve.model.source import TensorHeader
 
 
@@ -59,6 +59,10 @@ class FolderWeight:
         parts = self.files.read(self.stored)
         return parts[0] if len(parts) == 1 else dequantise(parts[0], parts[1], self.scheme)
 
+    def boxes(self, boxes: Sequence[tuple[slice, ...]]) -> Iterator[Tensor]:
+        whole = self.values()
+        return (whole[box] for box in boxes)
+
     def codes(self, rows: slice, columns: slice) -> Iterator[Codes]:
         """Codes of a weight whose scheme has a kind for it: some rows at a time, the first ones many whole panels."""
         values, scales = self.files.read(self.stored)
@@ -73,7 +77,7 @@ class FolderWeight:
             yield columns_of(Codes(codes[rows][part], runs[rows][part], None), columns)
 
 
-def dequantised(source: QuantisedFolder) -> Iterator[FolderWeight]:
+def arrays(source: QuantisedFolder) -> Iterator[FolderWeight]:
     """Each weight; to be read before the next is asked for."""
     with ExitStack() as stack:
         files = _Files(source, stack)
