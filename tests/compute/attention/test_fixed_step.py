@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.attention.attention import Batch, Query, Shared
+from deltaserve.compute.attention.plan import TileSize, WorkTiles, plan_work
 from deltaserve.compute.attention.triton.work_buffer import WorkBuffer, WorkCapacity
-from deltaserve.compute.attention.work_tiles import TileSize, WorkTiles, plan_work
 from deltaserve.compute.executor.step_recorder import StepRecorder
 from deltaserve.core.layout.dtype import DType
 from tests.compute.attention.attention_world import POOL, Shape, World

@@ -5,12 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from deltaserve.compute.attention.attention import Batch, Query, Shared
-from deltaserve.compute.attention.reference.blocks import PartTable, make_blocks
-from deltaserve.compute.attention.tiles import is_tiled, plan_tiles
+from deltaserve.compute.attention.attention import Batch
+from deltaserve.compute.attention.reference import kind, torch_attention
 from deltaserve.core.layout.dtype import DType
 from tests.compute.attention.attention_world import (
-    POOL,
     TOLERANCE,
     Shape,
     World,
@@ -138,49 +136,6 @@ def test_two_steps_at_once_do_not_disturb_each_other() -> None:
         assert torch.equal(second.attend(0, few, 0.25), want_few)
 
 
-def test_partial_results_are_as_many_as_there_are() -> None:
-    """One long row beside short ones costs what it costs alone."""
-    lens = [2000] + [40] * 31
-    world = World(Shape(), lens)
-    queries = world.queries([1] * 32)
-    plan = plan_tiles(Batch(queries, 32), world.tables.table(POOL), 16, 2)
-    assert plan is not None
-    assert PartTable.of(plan, 4).waste == (-(-2000 // 32) + 31 * 2) * 4
-
-
-def test_one_short_extend_gives_its_rows_to_nobody_else() -> None:
-    lens = [200] * 17
-    world = World(Shape(), lens)
-    plan = plan_tiles(Batch(world.queries([1] * 16 + [16]), 256), world.tables.table(POOL), 16, 2)
-    assert plan is not None
-    assert [edges.units.shape for edges in plan.edges] == [(16, 2), (1, 32)]
-
-
-def test_a_long_tail_widens_no_block_but_its_own() -> None:
-    lens = [20, 250] + [20] * 40
-    world = World(Shape(), lens)
-    plan = plan_tiles(Batch(world.queries([1] * 42), 256), world.tables.table(POOL), 16, 2)
-    assert plan is not None
-    blocks = make_blocks(plan, world.pool.page_arenas[0], PartTable.of(plan, 4))
-    assert blocks[-1].width == 256
-    assert {block.width for block in blocks[:-1]} == {32}
-
-
-def test_a_short_extend_over_a_long_context_goes_the_way_of_long_ones() -> None:
-    """Its partial results would be positions times splits."""
-    queries = (Query(0, 3 * 256, 16), Query(0, 4 * 256, 16), Query(0, 8191, 1), Query(0, 0, 17))
-    assert [is_tiled(query, 256) for query in queries] == [True, False, True, False]
-
-
-def test_sharing_is_counted_for_those_who_share() -> None:
-    world = World(Shape(), (210, 210, 230), (0, 192, 192))
-    queries = world.queries((1, 1, 38))
-    assert Batch(queries, 32).tokens_read == 650
-    assert world.backend.shared_tokens_read(Batch(queries, 32)) == 0
-    runs = (Shared(0, 128, (0, 1, 2)), Shared(128, 192, (0, 1)))
-    assert world.backend.shared_tokens_read(Batch(queries, 32, runs)) == 192  # the 38 positions read alone
-
-
 def test_nan_in_one_row_stays_in_that_row() -> None:
     """A page freed by a failed request may hold NaN, and a failing request may sit in any batch."""
     world = World(Shape(), (100, 70), None)
@@ -202,3 +157,30 @@ def test_fp8_saturates() -> None:
     step.write_kv(0, torch.zeros_like(huge), -huge)
     out = step.attend(0, world.random_q(3), 1.0)
     torch.testing.assert_close(out, torch.full_like(out, -448.0), atol=TOLERANCE[DType.FLOAT32], rtol=1e-6)
+
+
+@pytest.mark.parametrize("positions", [1, 7, 64])
+@pytest.mark.parametrize("tile_bytes", [1, 1 << 13, 1 << 20])
+@pytest.mark.parametrize("window_len", [None, 5, 90])
+def test_any_size_of_blocks_and_tiles(
+    monkeypatch: pytest.MonkeyPatch, positions: int, tile_bytes: int, window_len: int | None
+) -> None:
+    """Tiles of 64 keys up: several to a block, and blocks with and without a next one."""
+    for module in (kind, torch_attention):
+        monkeypatch.setattr(module, "BLOCK_LEN", positions)
+        monkeypatch.setattr(module, "TILE_BYTES", {"cpu": tile_bytes})
+    monkeypatch.setattr(kind, "MOST_KEYS", 64)
+    sinks = torch.tensor([-2.0, 0.5, 3.0, 30.0, 1.0])
+    check_against_plain(
+        Shape(kv_heads=1, group_size=5, latent_dim=12, window_len=window_len), (200, 60), (20, 60), sinks
+    )
+    check_against_plain(Shape(kv_heads=5, window_len=window_len), (400, 60, 1, 350), (1, 60, 1, 337))
+
+
+def test_memory_does_not_grow_with_the_context() -> None:
+    kept = []
+    for length in (3000, 24_000):
+        world = World(Shape(16, 64, 1), [length])
+        world.run(Batch(world.queries([1]), 64), 0, world.random_q(1))
+        kept.append(world.backend.scratch_bytes)
+    assert kept[0] >= kept[1] // 2

@@ -2,15 +2,12 @@
 
 import random
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltaserve.compute.attention.attention import Query
-from deltaserve.compute.attention.query_cut import cut_query
 from deltaserve.core.layout.dtype import DType
 from tests.compute.attention.attention_world import Shape, check_against_plain, check_sharing_keeps_bits
 
@@ -67,24 +64,3 @@ def test_any_batch_of_any_chunks(seed: int, sizes: tuple[int, int]) -> None:
     q_lens = [draw.choice([1, min(length, draw.randint(1, 16)), draw.randint(1, length)]) for length in lens]
     sinks = torch.randn(shape.num_heads, generator=torch.Generator().manual_seed(seed)) if seed % 2 else None
     check_against_plain(replace(shape, kv_dtype=draw.choice([DType.FLOAT32, DType.FP8_E4M3])), lens, q_lens, sinks)
-
-
-@given(st.integers(0, 500), st.integers(1, 16), st.sampled_from([1, 4, 16, 64]), st.integers(1, 400))
-def test_a_cut_covers_what_is_seen_and_every_position_sees_part_of_each_edge(
-    q_start: int, q_len: int, split_tokens: int, window_len: int
-) -> None:
-    cut = cut_query(Query(0, q_start, q_len), split_tokens, window_len)
-    *head, tail = cut.edges
-    pieces = [(edge.start, edge.end) for edge in head]
-    pieces += [(split * split_tokens, (split + 1) * split_tokens) for split in cut.splits]
-    pieces.append((tail.start, tail.end))
-    assert pieces[0][0] <= max(0, q_start - window_len + 1) < pieces[0][1]
-    assert all(end == start for (_, end), (start, _) in pairwise(pieces))
-    assert tail.end == q_start + q_len
-    assert [edge.part for edge in head] + [*cut.splits, tail.part] == list(
-        range(cut.first_part, cut.first_part + cut.num_parts)
-    )
-    for position in range(q_start, q_start + q_len):
-        seen = range(max(0, position - window_len + 1), position + 1)
-        assert all(split * split_tokens in seen for split in cut.splits)
-        assert all(edge.start <= seen[-1] and edge.end > seen[0] for edge in cut.edges)

@@ -28,8 +28,8 @@ from deltaserve.compute.attention.flashinfer.flashinfer_plan import PagedRequest
 from deltaserve.compute.attention.flashinfer.kind import KIND, WRAPPER_BYTES
 from deltaserve.compute.attention.opening import open_kernels
 from deltaserve.compute.attention.paged_attention import PagedAttention, PagesInUse, write_slots
+from deltaserve.compute.attention.plan import sharers
 from deltaserve.compute.attention.triton_merge import IS_INTERPRETED, PartialResults, merge_partial_results
-from deltaserve.compute.attention.work_tiles import sharers
 from deltaserve.compute.memory.element_conversion import torch_dtype
 from deltaserve.compute.memory.host_arrays import on_device, on_host
 from deltaserve.compute.memory.kv_pool import KvArena, KvPool

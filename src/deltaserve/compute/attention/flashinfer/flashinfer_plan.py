@@ -1,7 +1,7 @@
 """The work list of one step as requests of FlashInfer's prefill over pages (numpy, host). Does not import flashinfer.
 
 FlashInfer's BatchPrefillWithPagedKVCacheWrapper computes requests: rows of queries over keys that begin at the begin of
-a page, with one mask for all of them. An item of the work list (see work_tiles.py, whose cuts these are) is such a
+a page, with one mask for all of them. An item of the work list (see plan.py, whose cuts these are) is such a
 request: the rows of one query over a piece of keys that it reads alone, or of several over a split that they share.
 
     rows whose position lies in the piece    causal: the last of them sees the piece to its end
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from deltaserve.compute.attention.attention import Batch
-from deltaserve.compute.attention.work_tiles import Bools, Int32s, Int64s, TileSize, WorkTiles, plan_work
+from deltaserve.compute.attention.plan import Bools, Int32s, Int64s, TileSize, WorkTiles, plan_work
 from deltaserve.compute.memory.page_table import Table
 from deltaserve.core.errors import StateError
 

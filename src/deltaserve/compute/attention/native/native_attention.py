@@ -18,8 +18,8 @@ from torch import Tensor
 from deltaserve.compute.attention.attention import Batch, Shared, StepAttention
 from deltaserve.compute.attention.opening import TOLERANCES, MakeBackend, self_test_error
 from deltaserve.compute.attention.paged_attention import BackendUnavailable, PagedAttention, PagesInUse, write_slots
+from deltaserve.compute.attention.plan import sharers
 from deltaserve.compute.attention.scratch_limits import MAX_TILED_LEN
-from deltaserve.compute.attention.tiles import tiled_members
 from deltaserve.compute.memory.kv_pool import KvArena, KvPool
 from deltaserve.compute.memory.page_table import PageTable, Table
 from deltaserve.compute.native.native_library import NativeContext, NativeUnavailable, library_problem
@@ -119,7 +119,7 @@ class NativeAttention(PagedAttention):
         return NativeStep(self, arena, table, batch, rows_per_head)
 
     def _num_readers(self, batch: Batch, run: Shared) -> int:
-        return len(tiled_members(batch, run))
+        return len(sharers(batch, run))
 
     @property
     def scratch_bytes(self) -> int:
@@ -132,7 +132,7 @@ class NativeAttention(PagedAttention):
         """Address of a DsPlan. `group_size`: heads of queries per head of keys."""
         group, window_len = arena.layout.group, arena.layout.group.retention.window_len
         queries = _ints([(query.line, query.q_start, query.q_len) for query in batch.queries])
-        readers = [tiled_members(batch, run, window_len) for run in batch.shared]
+        readers = [sharers(batch, run, window_len) for run in batch.shared]
         runs = _ints([(run.start, run.end, len(of)) for run, of in zip(batch.shared, readers, strict=True)])
         members = _ints([index for of_run in readers for index in of_run])
         work = _Work(

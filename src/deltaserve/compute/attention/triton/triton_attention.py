@@ -1,7 +1,7 @@
 """Attention by Triton's kernels: K and V are read in place from their pages, each shared split in one item.
 
 Guarantee: for one batch and the same KV bytes, a position's result has equal bits whether splits are shared or not.
-See work_tiles.py for the partition. Needs triton when it is imported.
+See plan.py for the partition. Needs triton when it is imported.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from deltaserve.compute.attention.attention import AttentionBackend, Batch, Shar
 from deltaserve.compute.attention.fixed_step import FixedStepBackend
 from deltaserve.compute.attention.opening import open_kernels
 from deltaserve.compute.attention.paged_attention import PagedAttention, PagesInUse
+from deltaserve.compute.attention.plan import TileSize, WorkTiles, plan_work, sharers
 from deltaserve.compute.attention.triton.kind import KIND
 from deltaserve.compute.attention.triton.triton_kernels import partial_results, store_tokens
 from deltaserve.compute.attention.triton.work_buffer import WorkBuffer, WorkCapacity
 from deltaserve.compute.attention.triton_merge import IS_INTERPRETED, PartialResults, merge_partial_results
-from deltaserve.compute.attention.work_tiles import TileSize, WorkTiles, plan_work, sharers
 from deltaserve.compute.memory.kv_pool import KvArena, KvPool
 from deltaserve.compute.memory.page_table import PageTable, Table
 from deltaserve.compute.memory.workspace import Workspace

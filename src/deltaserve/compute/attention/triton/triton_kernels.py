@@ -62,7 +62,7 @@ def partial_results(
     keys,  # element 0: page 0, head 0, position 0 of the layer's keys; codes where FP8
     values,  # the same of its values; `keys` where channels of the keys are the values
     num_tiles,  # [1] int32; programs of others end at once, so that a grid may be larger than a step's work
-    tiles,  # [N, 8] int32, see work_tiles.py
+    tiles,  # [N, 8] int32, see plan.py
     tokens,  # [M] int32
     positions,  # [T] int32
     first_parts,  # [T] int32

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.work_tiles import Int32s, WorkTiles
+from deltaserve.compute.attention.plan import Int32s, WorkTiles
 from deltaserve.compute.memory.host_arrays import on_device, write_over
 
 _ALIGNED = 4

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from deltaserve.compute.attention.attention import Batch, Query, Shared
-from deltaserve.compute.attention.work_tiles import TileSize, WorkTiles, plan_work
+from deltaserve.compute.attention.plan import TileSize, WorkTiles, plan_work
 
 SIZES = (TileSize(16, 32), TileSize(64, 32))
 PAGE, SPLIT = 4, 16
