@@ -71,7 +71,7 @@ LAZY_IMPORTS: dict[str, str] = {
     "deltaserve.compute.attention.registry": "a branch is imported by the name in its line of core/branches.py",
     "deltaserve.commands.bench.sweep_chart": "matplotlib is optional, and only a sweep that draws needs it",
     "deltaserve.server.dialects.registry": "a table names the dialects, so that one is a file and a line",
-    "deltaserve.compute.layers.known_kinds": "a kind is imported by the name in its line of core/branches.py",
+    "deltaserve.compute.weights.weights": "a kind of layer is imported by the name in its line of core/branches.py",
     "deltaserve.model.open_source": "a format's parts are imported by their names in its line of core/branches.py",
     "deltaserve.model.drafts.draft_algorithm": "a branch is imported by the name in its line of core/branches.py",
     "deltaserve.model.known_families": "a table names the families, so that one is a file and a line",

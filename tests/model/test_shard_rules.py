@@ -158,7 +158,7 @@ def test_the_feed_forward_size_counts_where_a_layer_has_it(tiny_models: Path) ->
         """The model with a size that no two ranks share evenly, in dense layers, or else in experts."""
         spec = load_spec(tiny_models / name)
         changed = (
-            replace(layer, mlp=replace(layer.mlp, inner=97)) if isinstance(layer.mlp, DenseSpec) else layer
+            layer._replace(mlp=replace(layer.mlp, inner=97)) if isinstance(layer.mlp, DenseSpec) else layer
             for layer in spec.layers
         )
         return replace(spec, layers=tuple(changed))

@@ -40,7 +40,7 @@ ZERO_CENTRED = "zero_centred_norms"
 """No field of Hugging Face's: how a GGUF file says that 1 was added to its norms."""
 
 
-def no_more_fields(metadata: Fields, values: Mapping[str, Any]) -> Mapping[str, Any]:
+def no_more_fields(fields: Fields, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields that most families have are all."""
     return {}
 
@@ -56,7 +56,7 @@ class GgufForm:
     parts: Mapping[str, str] = field(default_factory=dict)
     """Part of a layer, as files name it |-> as Hugging Face's do, where they differ from most or have more."""
     fields: Callable[[Fields, Mapping[str, Any]], Mapping[str, Any]] = no_more_fields
-    """Makes (metadata, fields of config.json that all families have) into fields in place of those or beside them."""
+    """Makes (keys below it, fields that all families have) into fields in place of those or beside them."""
     pairs_rows: bool = False
     """Whether the two channels of queries and keys that RoPE turns together lie side by side, not D/2 apart."""
 
@@ -148,7 +148,7 @@ def dense_mlp(fields: Fields) -> DenseSpec:
 
 def with_experts(spec: ModelSpec, moe: MoeSpec, layers: Collection[int]) -> ModelSpec:
     """`spec` with experts in these layers."""
-    changed = (replace(layer, mlp=moe) if index in layers else layer for index, layer in enumerate(spec.layers))
+    changed = (layer._replace(mlp=moe) if index in layers else layer for index, layer in enumerate(spec.layers))
     return replace(spec, layers=tuple(changed))
 
 

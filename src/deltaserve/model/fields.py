@@ -23,6 +23,8 @@ class Fields:
 
     values: dict[str, Any]
     where: str
+    prefix: str = ""
+    """What messages say before a name."""
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
@@ -115,7 +117,7 @@ class Fields:
         return Fields(value, f"{self.where}: {name}")
 
     def error(self, name: str, expected: str) -> ConfigError:
-        return ConfigError(f"{self.where}: {name} is {shown(self.values.get(name))}, expected {expected}")
+        return ConfigError(f"{self.where}: {self.prefix}{name} is {shown(self.values.get(name))}, expected {expected}")
 
     def _number(self, name: str, default: float | None) -> int | float:
         value = self._get(name, default)
@@ -128,5 +130,5 @@ class Fields:
         if value is not None:
             return value
         if default is None:
-            raise ConfigError(f"{self.where}: {name} is missing")
+            raise ConfigError(f"{self.where}: {self.prefix}{name} is missing")
         return default

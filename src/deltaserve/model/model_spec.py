@@ -174,7 +174,7 @@ class ModelSpec:
             raise ConfigError(f"{flag}: this model has no experts")
         if self.num_experts % size:
             raise ConfigError(f"--dp-size {size}: {self.num_experts} experts do not divide over so many workers")
-        layers, draft = tuple(replace(layer, mlp=layer.mlp.placed(placement)) for layer in self.layers), self.draft
+        layers, draft = tuple(layer._replace(mlp=layer.mlp.placed(placement)) for layer in self.layers), self.draft
         if draft is not None and draft.layer.num_experts:
             draft = replace(draft, layer=draft.layer.placed(replace(placement, member=Shard())))
         return replace(self, layers=layers, draft=draft)

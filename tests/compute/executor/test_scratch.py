@@ -72,7 +72,7 @@ def test_attention_over_windows_keeps_no_more_than_is_counted(
     spec: ModelSpec, window_len: int, lens: list[int], q_lens: list[int]
 ) -> None:
     torch.set_num_threads(1)
-    layers = (spec.layers[0], replace(spec.layers[0], mixer=replace(spec.attention, window_len=window_len)))
+    layers = (spec.layers[0], spec.layers[0]._replace(mixer=replace(spec.attention, window_len=window_len)))
     shape = Shape(SIZES.page_size, SIZES.split_tokens, 1, spec.num_kv_heads, 2, spec.head_dim, window_len=window_len)
     world = World(shape, lens)
     world.run(Batch(world.queries(q_lens), SIZES.split_tokens), 0, world.random_q(sum(q_lens)))

@@ -28,16 +28,16 @@ class _Files:
     """Tensors of all files: a weight's parts may lie in several."""
 
     def __init__(self, source: QuantisedFolder, stack: ExitStack) -> None:
-        self._folder = source.folder
+        self._path = source.path
         self._opened: dict[str, Any] = {}
-        for shard in source.folder.shards:
+        for shard in source.shards:
             with valid_file(shard):
                 self._opened[shard.name] = stack.enter_context(safe_open(shard, "pt"))
 
     def read(self, weight: StoredWeight) -> list[Tensor]:
         parts = []
         for part in weight.parts:
-            with valid_file(self._folder.path / part.file):
+            with valid_file(self._path / part.file):
                 parts.append(self._opened[part.file].get_tensor(part.name))
         return parts
 

@@ -1,15 +1,16 @@
 """Weights of a model on one rank, and where a checkpoint's tensors go in them."""
 
 from dataclasses import dataclass, replace
+from importlib import import_module
 
 import torch
 from torch import Tensor
 
-from deltaserve.compute.layers.known_kinds import allocate_mixer, allocate_mlp
 from deltaserve.compute.layers.layer_kind import MixerWeights, MlpWeights
 from deltaserve.compute.weights.block_matrix import Matrix
 from deltaserve.compute.weights.packing import pack
 from deltaserve.compute.weights.targets import CodeTable, Linear, TargetTable
+from deltaserve.core.branches import LAYERS
 from deltaserve.core.layout.shard import Shard
 from deltaserve.model.code_plan import CODE_RULES, CodeRules
 from deltaserve.model.layers.layer_spec import LayerSpec
@@ -110,5 +111,5 @@ def _layer(table: TargetTable, spec: ModelSpec, layer: LayerSpec, prefix: str) -
     attention_norm, mlp_norm, after_attention, after_mlp = norms
     assert attention_norm is not None
     assert mlp_norm is not None
-    mixer, mlp = allocate_mixer(table, layer.mixer, prefix), allocate_mlp(table, layer.mlp, prefix)
+    mixer, mlp = (import_module(LAYERS[part.kind].module).allocate(table, part, prefix) for part in layer)
     return LayerWeights(attention_norm, mixer, mlp_norm, mlp, after_attention, after_mlp)

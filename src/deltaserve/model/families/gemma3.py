@@ -105,22 +105,21 @@ _WRAPPED_RENAMES = (
     Rename(re.compile(r"language_model\.(lm_head\..*)"), r"\1"),
 )
 
-_GGUF_NAME = "gemma3"
 _GGUF_27B_LAYERS = 62
 """Layers of the one size whose softmax is scaled by another number than the heads' size; no key says so."""
 
 
-def _gguf_fields(metadata: Fields, values: Mapping[str, Any]) -> Mapping[str, Any]:
+def _gguf_fields(fields: Fields, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields that only this architecture has: no key says which layers see everything, nor that the others' rotary
     embedding is never scaled. Its files hold norms with 1 added."""
     num_layers, head_dim = values["num_hidden_layers"], values["head_dim"]
     if num_layers == _GGUF_27B_LAYERS:
         head_dim = values["hidden_size"] // values["num_attention_heads"]
     kinds = ("sliding_attention" if (layer + 1) % _PERIOD else "full_attention" for layer in range(num_layers))
-    local_theta = metadata.positive(f"{_GGUF_NAME}.rope.freq_base_swa", _LOCAL_THETA)
+    local_theta = fields.positive("rope.freq_base_swa", _LOCAL_THETA)
     return {
         "layer_types": list(kinds),
-        "sliding_window": metadata.integer(f"{_GGUF_NAME}.attention.sliding_window", 1, MAX_POSITION),
+        "sliding_window": fields.integer("attention.sliding_window", 1, MAX_POSITION),
         "query_pre_attn_scalar": head_dim,
         "rope_parameters": {
             "full_attention": values["rope_parameters"],
@@ -131,7 +130,7 @@ def _gguf_fields(metadata: Fields, values: Mapping[str, Any]) -> Mapping[str, An
 
 
 _GGUF = GgufForm(
-    _GGUF_NAME,
+    "gemma3",
     frozenset({"attention.sliding_window", "rope.freq_base_swa"}),
     {
         "post_attention_norm": "post_attention_layernorm",

@@ -1,7 +1,6 @@
 """The metadata of a GGUF file -> the fields that config.json of the same model has."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -81,53 +80,25 @@ _SAMPLING = {
 """Key below general.sampling |-> field of generation_config.json."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArchFields:
-    """Typed reading of the keys `ARCHITECTURE.NAME`."""
-
-    metadata: Fields
-    arch: str
-
-    def has(self, name: str) -> bool:
-        return self.metadata.has(f"{self.arch}.{name}")
-
-    def get(self, name: str) -> object:
-        """The value of a key; None when it is not there."""
-        return self.metadata.values.get(f"{self.arch}.{name}")
-
-    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        return self.metadata.integer(f"{self.arch}.{name}", low, high, default)
-
-    def positive(self, name: str, default: float | None = None) -> float:
-        return self.metadata.positive(f"{self.arch}.{name}", default)
-
-    def text(self, name: str, default: str) -> str:
-        return self.metadata.text(f"{self.arch}.{name}", default)
-
-    def error(self, name: str, expected: str) -> ConfigError:
-        return self.metadata.error(f"{self.arch}.{name}", expected)
-
-    def refuse_unknown(self, also_read: Collection[str]) -> None:
-        """Refuse a key that nobody here knows: it may change what the model computes."""
-        for key, value in self.metadata.values.items():
-            arch, _, name = key.partition(".")
-            if arch != self.arch or name in also_read:
-                continue
-            if name in _ONLY:
-                if value != _ONLY[name]:
-                    raise self.error(name, f"{_ONLY[name]}: anything else is not supported")
-            elif name not in _READ and name not in _IDLE:
-                where = self.metadata.where
-                raise ConfigError(f"{where}: {key[:80]} is {shown(value)}: what it asks for is not supported")
+def _refuse_unknown(fields: Fields, also_read: Collection[str]) -> None:
+    """Refuse a key that nobody here knows: it may change what the model computes."""
+    for name, value in fields.values.items():
+        if name in _ONLY and name not in also_read:
+            if value != _ONLY[name]:
+                raise fields.error(name, f"{_ONLY[name]}: anything else is not supported")
+        elif name not in _READ and name not in _IDLE and name not in also_read:
+            key = f"{fields.prefix}{name}"
+            raise ConfigError(f"{fields.where}: {key[:80]} is {shown(value)}: what it asks for is not supported")
 
 
 def config_values(header: GgufHeader, rope_factors: tuple[float, ...] | None) -> dict[str, Any]:
     """`rope_factors`: the file's divisors of the rotary frequencies. Raises ConfigError naming file and key."""
     metadata = Fields(dict(header.metadata), header.file)
     family, form = gguf_family(metadata)
-    ArchFields(metadata, form.architecture).refuse_unknown(form.keys)
-    metadata = _one_for_all_layers(metadata, form.architecture)
-    fields = ArchFields(metadata, form.architecture)
+    prefix = f"{form.architecture}."
+    own = {key.removeprefix(prefix): value for key, value in metadata.values.items() if key.startswith(prefix)}
+    _refuse_unknown(Fields(own, metadata.where, prefix), form.keys)
+    fields = Fields(own | _one_for_all_layers(own), metadata.where, prefix)
     hidden = fields.integer("embedding_length", 1, MAX_HIDDEN)
     heads = fields.integer("attention.head_count", 1, MAX_HEADS)
     head_dim = fields.integer("attention.key_length", 2, MAX_HEADS, default=max(2, hidden // heads))
@@ -155,14 +126,13 @@ def config_values(header: GgufHeader, rope_factors: tuple[float, ...] | None) ->
         "tie_word_embeddings": "output.weight" not in names,
         "eos_token_id": end_ids(metadata, vocab_size),
     }
-    return {**values, **form.fields(metadata, values)}
+    return {**values, **form.fields(fields, values)}
 
 
-def _one_for_all_layers(metadata: Fields, arch: str) -> Fields:
+def _one_for_all_layers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Some converters list one number per layer: where those are equal, it is that number."""
-    lists = {key: value for key, value in metadata.values.items() if key.startswith(f"{arch}.") and value}
-    equal = {key: value[0] for key, value in lists.items() if isinstance(value, list) and len({*map(str, value)}) == 1}
-    return Fields({**metadata.values, **equal}, metadata.where)
+    lists = {name: value for name, value in values.items() if isinstance(value, list) and value}
+    return {name: value[0] for name, value in lists.items() if len({*map(str, value)}) == 1}
 
 
 def generation_values(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,7 +197,7 @@ def _dtype(header: GgufHeader) -> str:
     return "bfloat16" if kinds == {"BF16"} else "float32"
 
 
-def _rope(fields: ArchFields, head_dim: int, factors: tuple[float, ...] | None) -> dict[str, Any]:
+def _rope(fields: Fields, head_dim: int, factors: tuple[float, ...] | None) -> dict[str, Any]:
     """The `rope_parameters` that config.json of the same model has."""
     values: dict[str, Any] = {"rope_theta": fields.positive("rope.freq_base", 10000.0)}
     kind = fields.text("rope.scaling.type", "linear" if fields.has("rope.scale_linear") else "none")
@@ -243,12 +213,12 @@ def _rope(fields: ArchFields, head_dim: int, factors: tuple[float, ...] | None) 
         case "yarn":
             names = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
             names |= {"original_max_position_embeddings": "original_context_length"}
-            given = {name: fields.get(f"rope.scaling.{key}") for name, key in names.items()}
+            given = {name: fields.values.get(f"rope.scaling.{key}") for name, key in names.items()}
             values |= {name: value for name, value in given.items() if value is not None}
             return values | {"rope_type": "yarn", "factor": _factor(fields)}
         case _:
             raise fields.error("rope.scaling.type", "one of none, linear, yarn")
 
 
-def _factor(fields: ArchFields) -> float:
+def _factor(fields: Fields) -> float:
     return fields.positive("rope.scaling.factor" if fields.has("rope.scaling.factor") else "rope.scale_linear")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from deltaserve.model.fields import Fields
+from deltaserve.model.files import weight_files
 from deltaserve.model.formats.quantised_schemes import (
     StoredWeight,
     WeightScheme,
@@ -19,49 +19,34 @@ from deltaserve.model.source import TensorHeader
 
 
 @dataclass(frozen=True, slots=True)
-class QuantisedFolder:
+class QuantisedFolder(SafetensorsFolder):
     """A folder with quantised weights as a TensorSource."""
 
     format: ClassVar[str] = "quantised"
 
-    folder: SafetensorsFolder
     scheme: WeightScheme
 
     @property
     def index(self) -> Mapping[str, str]:
-        return {self.scheme.name_of(name): file for name, file in self.folder.index.items()}
-
-    @property
-    def num_bytes(self) -> int:
-        return self.folder.num_bytes
+        return {self.scheme.name_of(name): file for name, file in weight_files(self.path)[1].items()}
 
     @property
     def kinds(self) -> Mapping[str, str]:
         kinds = ((weight.header.name, self.scheme.kind(weight)) for weight in self.weights())
         return {name: kind for name, kind in kinds if kind is not None}
 
-    def config(self) -> Fields:
-        return self.folder.config()
-
-    def generation(self) -> Fields | None:
-        return self.folder.generation()
-
-    def identity(self) -> Iterator[tuple[str, bytes]]:
-        return self.folder.identity()
-
     def headers(self) -> Iterator[TensorHeader]:
         return (weight.header for weight in self.weights())
 
     def weights(self) -> Iterator[StoredWeight]:
-        return stored_weights(list(self.folder.headers()), self.scheme)
+        return stored_weights(list(SafetensorsFolder.headers(self)), self.scheme)
 
 
 def open_path(path: Path) -> QuantisedFolder | None:
     """None for a folder whose config.json says nothing of it. Raises ConfigError for a scheme that is not read."""
-    folder = SafetensorsFolder(path)
-    scheme = weight_scheme(folder.config())
+    scheme = weight_scheme(SafetensorsFolder(path).config())
     if scheme is not None:
-        return QuantisedFolder(folder, scheme)
+        return QuantisedFolder(path, scheme)
     beside = read_json_if_there(path / "hf_quant_config.json")
     if beside is not None:
         refuse_modelopt(beside)

@@ -166,8 +166,7 @@ class AttentionSpec(MixerSpec):
         return replace(group, name=f"window-{self.window_len}", retention=Retention(Lifetime.WINDOW, self.window_len))
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
+class LayerSpec(NamedTuple):
     """One layer."""
 
     mixer: MixerSpec
