@@ -30,8 +30,8 @@ import httpx
 import torch
 
 from benchmarks.bench_serve import ROOT, serving
-from deltaserve.commands.bench.recall import DocumentShape, RecallTraffic
-from deltaserve.commands.bench.traffic import Conversation
+from deltaserve.commands.load.recall import DocumentShape, RecallTraffic
+from deltaserve.commands.load.traffic import Conversation
 from deltaserve.compute.collective.expert_group import ExpertMesh
 from deltaserve.core.layout.shard import Shard
 from tools.recall.experts import with_experts

@@ -41,11 +41,11 @@ import httpx
 
 from benchmarks import timed_workers
 from benchmarks.bench_serve import ROOT, Served, serving
-from deltaserve.commands.bench.completion_stream import LENIENT, ServerDialect
-from deltaserve.commands.bench.load_client import Client, Load, Measurement
-from deltaserve.commands.bench.record import RequestRecord
-from deltaserve.commands.bench.report import BenchSummary, summarize
-from deltaserve.commands.bench.traffic import ChatTurn, Conversation, TokenRange
+from deltaserve.commands.client.completion_stream import LENIENT, ServerDialect
+from deltaserve.commands.load.load_client import Client, Load, Measurement
+from deltaserve.commands.load.record import RequestRecord
+from deltaserve.commands.load.report import BenchSummary, summarize
+from deltaserve.commands.load.traffic import ChatTurn, Conversation, TokenRange
 
 MODEL = ROOT / "out" / "bench-hybrid"
 TOKENS = TokenRange(300, 16_000)

@@ -56,12 +56,12 @@ from rich.table import Table
 from safetensors.torch import load_file, save_file
 
 from benchmarks.serve_while import serve_while
-from deltaserve.commands.bench.completion_stream import LENIENT, ServerDialect
-from deltaserve.commands.bench.load_client import Client, Load, Measurement
-from deltaserve.commands.bench.recall import ASK, Document, DocumentShape, RecallTraffic, expected_chain, make_document
-from deltaserve.commands.bench.record import RequestRecord
-from deltaserve.commands.bench.report import MAX_LAG_S, BenchSummary, Distribution, distribution, summarize
-from deltaserve.commands.bench.traffic import ChatTurn, Conversation
+from deltaserve.commands.client.completion_stream import LENIENT, ServerDialect
+from deltaserve.commands.load.load_client import Client, Load, Measurement
+from deltaserve.commands.load.recall import ASK, Document, DocumentShape, RecallTraffic, expected_chain, make_document
+from deltaserve.commands.load.record import RequestRecord
+from deltaserve.commands.load.report import MAX_LAG_S, BenchSummary, Distribution, distribution, summarize
+from deltaserve.commands.load.traffic import ChatTurn, Conversation
 from deltaserve.compute.native.native_library import NativeLibrary, NativeUnavailable
 from deltaserve.core.ids import Role
 from deltaserve.launch.compose import free_port

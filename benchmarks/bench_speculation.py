@@ -32,8 +32,8 @@ import httpx
 
 from benchmarks.bench_serve import PATIENCE_S, REPORT_S, ROOT, Served, serving
 from benchmarks.peers.comparison import markdown
-from deltaserve.commands.bench.recall import DocumentShape, RecallTraffic
 from deltaserve.commands.demo.model import PACKAGE, find_language_model
+from deltaserve.commands.load.recall import DocumentShape, RecallTraffic
 from deltaserve.model.files import model_name
 
 ONE, MANY = 1, 16

@@ -48,10 +48,10 @@ import httpx
 
 from benchmarks.bench_serve import ROOT, Served, serving
 from benchmarks.token_writes import PROGRAM
-from deltaserve.commands.bench.completion_stream import LENIENT, ServerDialect
-from deltaserve.commands.bench.load_client import Client, Load
-from deltaserve.commands.bench.recall import DocumentShape, RecallTraffic
-from deltaserve.commands.bench.report import BenchSummary, distribution, summarize
+from deltaserve.commands.client.completion_stream import LENIENT, ServerDialect
+from deltaserve.commands.load.load_client import Client, Load
+from deltaserve.commands.load.recall import DocumentShape, RecallTraffic
+from deltaserve.commands.load.report import BenchSummary, distribution, summarize
 
 MODEL = ROOT / "models" / "recall-micro"
 SHAPE = DocumentShape(120, 240)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from deltaserve.commands.bench.recall import RecallTraffic
-from deltaserve.commands.bench.traffic import ChatTurn, Conversation
+from deltaserve.commands.load.recall import RecallTraffic
+from deltaserve.commands.load.traffic import ChatTurn, Conversation
 from tests.compute.executor.world import reference_logprobs
 
 STATE_MODEL = Path(__file__).resolve().parents[1] / "models" / "recall-state"

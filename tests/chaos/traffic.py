@@ -15,7 +15,7 @@ from random import Random
 
 import httpx
 
-from deltaserve.commands.bench.recall import ASK, DocumentShape, expected_chain, make_document
+from deltaserve.commands.load.recall import ASK, DocumentShape, expected_chain, make_document
 from deltaserve.server.read import DEADLINE_HEADER
 
 NUM_DOCUMENTS = 24

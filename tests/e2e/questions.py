@@ -4,7 +4,7 @@ the document's KV."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deltaserve.commands.bench.recall import DocumentShape, RecallTraffic
+from deltaserve.commands.load.recall import DocumentShape, RecallTraffic
 from tests.e2e.server import ROOT, Api
 
 RECALL_MODEL = ROOT / "models" / "recall-micro"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deltaserve.commands.bench.recall import DocumentShape, RecallTraffic
-from deltaserve.commands.bench.traffic import Conversation
+from deltaserve.commands.load.recall import DocumentShape, RecallTraffic
+from deltaserve.commands.load.traffic import Conversation
 from tests.e2e.server import Answer, Server, serving
 from tests.recall_models import STATE_MODEL, known_conversations
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaserve.commands.bench.recall import DocumentShape, RecallTraffic
+from deltaserve.commands.load.recall import DocumentShape, RecallTraffic
 from deltaserve.control.transfer.staging import StagingMode
 from deltaserve.core.ids import Role
 from tests.compute.executor.world import random_tokens

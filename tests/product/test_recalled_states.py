@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from deltaserve.commands.bench.recall import DocumentShape, RecallTraffic
+from deltaserve.commands.load.recall import DocumentShape, RecallTraffic
 from tests.product.in_process import DECODE, PREFILL, Pages, Product, Setup
 from tests.recall_models import STATE_MODEL, known_conversations
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deltaserve.commands.bench.recall import ASK
+from deltaserve.commands.load.recall import ASK
 from tests.compute.executor.world import reference_logprobs
 from tools.recall.layers import with_layers
 from tools.recall.prompts import main, question_prompts

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deltaserve.commands.bench.recall import DocumentShape
+from deltaserve.commands.load.recall import DocumentShape
 from tools.recall.evaluate import Exam, grade
 from tools.recall.rows import CHAT_ANSWER_LEN
 from tools.recall.tokenizer import build_tokenizer, names

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from deltaserve.commands.bench.recall import ASK, Document, DocumentShape, expected_chain, make_document
+from deltaserve.commands.load.recall import ASK, Document, DocumentShape, expected_chain, make_document
 from tests.recall_models import STATE_MODEL
 from tools.recall.evaluate import Exam, grade
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaserve.commands.bench.recall import FIRST_NAME, NUM_NAMES
+from deltaserve.commands.load.recall import FIRST_NAME, NUM_NAMES
 from tools.recall.tokenizer import ASSISTANT_ID, BOS_ID, IM_END_ID, IM_START_ID, USER_ID, build_tokenizer, names
 
 TOKENIZER: Any = build_tokenizer(max_len=8192)

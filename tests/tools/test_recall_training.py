@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaserve.commands.bench.recall import ASK, FIRST_NAME, Document, DocumentShape, make_document
+from deltaserve.commands.load.recall import ASK, FIRST_NAME, Document, DocumentShape, make_document
 from tools.recall.model import make_kv_model
 from tools.recall.rows import CHAT_ANSWER_LEN, UNLABELLED, Batch, Row, Stage, Variety, chat_row, make_batch, plain_row
 from tools.recall.tokenizer import IM_END_ID, build_tokenizer

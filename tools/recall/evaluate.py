@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from deltaserve.commands.bench.recall import ASK, Document, DocumentShape, expected_chain, make_document
+from deltaserve.commands.load.recall import ASK, Document, DocumentShape, expected_chain, make_document
 from tools.recall.rows import CHAT_ANSWER_LEN
 from tools.recall.tokenizer import ASSISTANT_ID, IM_END_ID, IM_START_ID, USER_ID
 

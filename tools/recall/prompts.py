@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from random import Random
 
-from deltaserve.commands.bench.recall import ASK, DocumentShape, make_document
+from deltaserve.commands.load.recall import ASK, DocumentShape, make_document
 
 _FEWEST, _MOST = 4, 120
 """Facts of a document."""

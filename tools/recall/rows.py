@@ -6,7 +6,7 @@ from random import Random
 
 import torch
 
-from deltaserve.commands.bench.recall import ASK, SEPARATOR, Document, DocumentShape, expected_chain, make_document
+from deltaserve.commands.load.recall import ASK, SEPARATOR, Document, DocumentShape, expected_chain, make_document
 from tools.recall.tokenizer import ASSISTANT_ID, IM_END_ID, IM_START_ID, USER_ID
 
 UNLABELLED = -100

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from deltaserve.commands.bench.recall import FIRST_NAME, NUM_NAMES
+from deltaserve.commands.load.recall import FIRST_NAME, NUM_NAMES
 
 BOS, IM_START, IM_END, PAD = "<|bos|>", "<|im_start|>", "<|im_end|>", "<|pad|>"
 SPECIALS = (BOS, IM_START, IM_END, PAD, "<think>", "</think>", "<tool_call>", "</tool_call>")

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from deltaserve.commands.bench.recall import FIRST_NAME
+from deltaserve.commands.load.recall import FIRST_NAME
 
 LENIENT_FIELDS = {"ignore_eos", "return_token_ids"}
 

@@ -23,9 +23,9 @@ from benchmarks.peers.servers import (
     running,
     vllm_apart,
 )
-from deltaserve.commands.bench.load_client import Measurement
-from deltaserve.commands.bench.record import Arrival, RequestRecord
-from deltaserve.commands.bench.report import as_json, summarize
+from deltaserve.commands.load.load_client import Measurement
+from deltaserve.commands.load.record import Arrival, RequestRecord
+from deltaserve.commands.load.report import as_json, summarize
 from deltaserve.launch.compose import free_port
 
 SLOW = ServerFigures(2.0, 128.0, None, 900.0, 1000.0, 40.0, 60.0, 41.0, 512.0, 30.0, 0.0, 0.02, 3.0, 0.1)

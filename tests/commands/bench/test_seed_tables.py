@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bench_seed import EARLIER_LEN, FULL, QUICK, SeedLoad, quantile, widen
-from deltaserve.commands.bench.recall import ASK
+from deltaserve.commands.load.recall import ASK
 from tests.compute.executor.world import reference_logprobs
 from tests.recall_models import STATE_MODEL
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from deltaserve.commands.bench.chat_stream import ChatAnswer
 from deltaserve.commands.chat.dialogue import (
     ChatHistory,
     ChatOrder,
@@ -13,6 +12,7 @@ from deltaserve.commands.chat.dialogue import (
     read_message,
     totals_line,
 )
+from deltaserve.commands.client.chat_stream import ChatAnswer
 from deltaserve.core.errors import ConfigError
 
 TIMINGS = {

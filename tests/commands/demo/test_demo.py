@@ -13,9 +13,6 @@ import pytest
 from rich.table import Table
 
 from deltaserve.cli.main import main
-from deltaserve.commands.bench.load_client import Measurement
-from deltaserve.commands.bench.record import Arrival, RequestRecord
-from deltaserve.commands.bench.report import summarize
 from deltaserve.commands.demo.chat import ChatExample, commands, make_example
 from deltaserve.commands.demo.demo import (
     NO_LANGUAGE_MODEL,
@@ -37,6 +34,9 @@ from deltaserve.commands.demo.talk import (
     talk_in_words,
 )
 from deltaserve.commands.demo.traffic import Figures, Sight, answered_at_once, ask_all, make_figures, scenes, warm_up
+from deltaserve.commands.load.load_client import Measurement
+from deltaserve.commands.load.record import Arrival, RequestRecord
+from deltaserve.commands.load.report import summarize
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.launch.compose import Checkpoint, resolve_settings, worker_spec

@@ -13,15 +13,15 @@ from rich.console import Console
 from rich.progress import Progress
 from tokenizers import Tokenizer as TokenizerFile
 
-from deltaserve.commands.bench.bearer_key import authorization
-from deltaserve.commands.bench.completion_stream import ServerDialect, ServerError, Tokenizer, negotiate, served_model
-from deltaserve.commands.bench.http_client import async_http_client, fault
-from deltaserve.commands.bench.load_client import Client, Load, Measurement
-from deltaserve.commands.bench.recall import DocumentShape, RecallTraffic
-from deltaserve.commands.bench.report import BenchSummary, as_json, print_summary, summarize
 from deltaserve.commands.bench.sweep import Sweep, SweepPoint, print_sweep
 from deltaserve.commands.bench.sweep_chart import draw_sweep, require_chart
-from deltaserve.commands.bench.traffic import (
+from deltaserve.commands.client.bearer_key import authorization
+from deltaserve.commands.client.completion_stream import ServerDialect, ServerError, Tokenizer, negotiate, served_model
+from deltaserve.commands.client.http_client import async_http_client, fault
+from deltaserve.commands.load.load_client import Client, Load, Measurement
+from deltaserve.commands.load.recall import DocumentShape, RecallTraffic
+from deltaserve.commands.load.report import BenchSummary, as_json, print_summary, summarize
+from deltaserve.commands.load.traffic import (
     Conversation,
     Lengths,
     MultiTurnTraffic,

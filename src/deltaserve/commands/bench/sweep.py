@@ -7,7 +7,7 @@ from enum import Enum
 from rich.console import Console
 from rich.table import Table
 
-from deltaserve.commands.bench.report import BenchSummary
+from deltaserve.commands.load.report import BenchSummary
 
 
 class SweepKind(Enum):

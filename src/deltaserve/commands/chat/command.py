@@ -15,10 +15,6 @@ from types import FrameType
 
 import httpx
 
-from deltaserve.commands.bench.bearer_key import authorization
-from deltaserve.commands.bench.chat_stream import ChatAnswer, ServedModel, chat, find_model
-from deltaserve.commands.bench.completion_stream import ServerError
-from deltaserve.commands.bench.http_client import async_http_client, fault
 from deltaserve.commands.chat.dialogue import (
     HELP,
     ChatHistory,
@@ -31,6 +27,10 @@ from deltaserve.commands.chat.dialogue import (
 )
 from deltaserve.commands.chat.own_server import SERVE, OwnServerError, own_server
 from deltaserve.commands.chat.screen import Screen
+from deltaserve.commands.client.bearer_key import authorization
+from deltaserve.commands.client.chat_stream import ChatAnswer, ServedModel, chat, find_model
+from deltaserve.commands.client.completion_stream import ServerError
+from deltaserve.commands.client.http_client import async_http_client, fault
 from deltaserve.core.errors import ConfigError, one_line
 from deltaserve.launch.compose import free_port
 from deltaserve.settings.urls import DEFAULT_URL, server_root

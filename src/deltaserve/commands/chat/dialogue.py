@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from deltaserve.commands.bench.chat_stream import ChatAnswer, TwoSides
+from deltaserve.commands.client.chat_stream import ChatAnswer, TwoSides
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.sizes import size
 from deltaserve.settings.flags.options import nearest

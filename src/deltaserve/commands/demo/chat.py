@@ -7,8 +7,8 @@ from random import Random
 
 from tokenizers import Tokenizer
 
-from deltaserve.commands.bench.http_client import http_client
-from deltaserve.commands.bench.recall import DocumentShape, expected_chain, make_document
+from deltaserve.commands.client.http_client import http_client
+from deltaserve.commands.load.recall import DocumentShape, expected_chain, make_document
 
 _NUM_FACTS = 12
 _ANSWER_LEN = 9

@@ -15,10 +15,10 @@ import httpx
 from rich.console import Console
 from rich.progress import Progress
 
-from deltaserve.commands.bench.completion_stream import ServerError
 from deltaserve.commands.chat.command import Wishes, talk
 from deltaserve.commands.chat.own_server import SERVE, OwnServerError, own_server, wait_for_end
 from deltaserve.commands.chat.screen import Screen
+from deltaserve.commands.client.completion_stream import ServerError
 from deltaserve.commands.demo.chat import ask, commands, make_example
 from deltaserve.commands.demo.model import PACKAGE, find_language_model, talk_flags
 from deltaserve.commands.demo.report import Comparison, in_words, make_table

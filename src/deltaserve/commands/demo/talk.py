@@ -8,10 +8,10 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.table import Table
 
-from deltaserve.commands.bench.chat_stream import ChatAnswer, ServedModel, chat
-from deltaserve.commands.bench.completion_stream import ServerError
-from deltaserve.commands.bench.http_client import async_http_client
 from deltaserve.commands.chat.wrapped_text import WrappedText
+from deltaserve.commands.client.chat_stream import ChatAnswer, ServedModel, chat
+from deltaserve.commands.client.completion_stream import ServerError
+from deltaserve.commands.client.http_client import async_http_client
 from deltaserve.commands.demo.chat import curl
 from deltaserve.core.sizes import size
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import httpx
 
-from deltaserve.commands.bench.completion_stream import LENIENT, ServerDialect
-from deltaserve.commands.bench.http_client import async_http_client
-from deltaserve.commands.bench.load_client import Client, Load, Measurement
-from deltaserve.commands.bench.recall import DocumentShape, RecallTraffic
-from deltaserve.commands.bench.record import RequestRecord
-from deltaserve.commands.bench.report import summarize
-from deltaserve.commands.bench.traffic import Conversation
+from deltaserve.commands.client.completion_stream import LENIENT, ServerDialect
+from deltaserve.commands.client.http_client import async_http_client
 from deltaserve.commands.demo.server import DECODE
+from deltaserve.commands.load.load_client import Client, Load, Measurement
+from deltaserve.commands.load.recall import DocumentShape, RecallTraffic
+from deltaserve.commands.load.record import RequestRecord
+from deltaserve.commands.load.report import summarize
+from deltaserve.commands.load.traffic import Conversation
 
 _LOOK_EVERY_S = 0.1
 _SETTLED_WITHIN_S = 10.0

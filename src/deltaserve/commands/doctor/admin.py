@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from deltaserve.commands.bench.http_client import http_client
+from deltaserve.commands.client.http_client import http_client
 from deltaserve.core.errors import ConfigError
 from deltaserve.launch.net_devices import interface_addresses
 from deltaserve.server.settings import ApiKey, Right

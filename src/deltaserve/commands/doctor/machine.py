@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import httpx
 
-from deltaserve.commands.bench.http_client import http_client
+from deltaserve.commands.client.http_client import http_client
 from deltaserve.compute.attention.registry import attention_kinds
 from deltaserve.core.findings import Level, Line
 from deltaserve.core.sizes import size

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from deltaserve.commands.bench.http_client import fault, http_client
+from deltaserve.commands.client.http_client import fault, http_client
 from deltaserve.commands.doctor.admin import AdminAnswer, ask_admin
 from deltaserve.control.cache.pages import is_crowded
 from deltaserve.control.front.workers import STATE_WORDS

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from deltaserve.commands.bench.http_client import fault, http_client
+from deltaserve.commands.client.http_client import fault, http_client
 from deltaserve.process.front.secrets import read_api_keys
 from deltaserve.settings.urls import server_root
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from deltaserve.commands.bench.load_client import Measurement
-from deltaserve.commands.bench.record import Arrival, RequestRecord
-from deltaserve.commands.bench.report import as_json, distribution, percentile, print_summary, summarize
+from deltaserve.commands.load.load_client import Measurement
+from deltaserve.commands.load.record import Arrival, RequestRecord
+from deltaserve.commands.load.report import as_json, distribution, percentile, print_summary, summarize
 
 
 def record(turn: int, arrivals: tuple[Arrival, ...], error: str | None = None) -> RequestRecord:

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from deltaserve.commands.bench.completion_stream import ServerError, cached_len, events, listed_models, refusal
+from deltaserve.commands.client.completion_stream import ServerError, cached_len, events, listed_models, refusal
 
 OURS = "deltaserve"
 """`owned_by` of a model that a deltaserve server names."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-from deltaserve.commands.bench.traffic import ChatTurn, Conversation
+from deltaserve.commands.load.traffic import ChatTurn, Conversation
 
 FIRST_NAME = 267
 NUM_NAMES = 128

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaserve.commands.bench.traffic import Lengths, MultiTurnTraffic, SharedPrefixTraffic, TokenRange, arrival_times
+from deltaserve.commands.load.traffic import Lengths, MultiTurnTraffic, SharedPrefixTraffic, TokenRange, arrival_times
 
 LENGTHS = Lengths(system_prompt_len=40, question_len=10, output_len=6)
 

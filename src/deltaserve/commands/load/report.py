@@ -9,8 +9,8 @@ from itertools import accumulate
 from rich.console import Console
 from rich.table import Table
 
-from deltaserve.commands.bench.load_client import Measurement
-from deltaserve.commands.bench.record import RequestRecord
+from deltaserve.commands.load.load_client import Measurement
+from deltaserve.commands.load.record import RequestRecord
 
 MAX_LAG_S = 0.01
 MAX_BUNCHED = 0.1

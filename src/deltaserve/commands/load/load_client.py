@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import httpx
 
-from deltaserve.commands.bench.completion_stream import Completion, ServerDialect, ServerError, Tokenizer, complete
-from deltaserve.commands.bench.record import RequestRecord
-from deltaserve.commands.bench.traffic import ChatTurn, Conversation
+from deltaserve.commands.client.completion_stream import Completion, ServerDialect, ServerError, Tokenizer, complete
+from deltaserve.commands.load.record import RequestRecord
+from deltaserve.commands.load.traffic import ChatTurn, Conversation
 
 LAG_PROBE_S = 0.01
 

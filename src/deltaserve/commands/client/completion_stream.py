@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from deltaserve.commands.bench.record import Arrival
+from deltaserve.commands.load.record import Arrival
 
 LENIENT: Mapping[str, object] = {"ignore_eos": True, "return_token_ids": True}
 """Fields outside OpenAI's own: answers of exact length, and their ids beside their text."""

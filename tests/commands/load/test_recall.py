@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaserve.commands.bench.recall import (
+from deltaserve.commands.load.recall import (
     ASK,
     FIRST_NAME,
     NUM_NAMES,

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from deltaserve.cli.main import main
-from deltaserve.commands.bench.completion_stream import ServerError
-from deltaserve.commands.bench.http_client import async_http_client, http_client
 from deltaserve.commands.chat.command import Wishes, talk
 from deltaserve.commands.chat.screen import Screen
+from deltaserve.commands.client.completion_stream import ServerError
+from deltaserve.commands.client.http_client import async_http_client, http_client
 from deltaserve.commands.demo.chat import ChatExample, ask
 from deltaserve.commands.doctor.admin import ask_admin
 from deltaserve.commands.doctor.machine import check_listener

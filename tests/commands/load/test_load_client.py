@@ -6,7 +6,7 @@ import time
 import httpx
 import pytest
 
-from deltaserve.commands.bench.completion_stream import (
+from deltaserve.commands.client.completion_stream import (
     Completion,
     ServerDialect,
     ServerError,
@@ -14,9 +14,9 @@ from deltaserve.commands.bench.completion_stream import (
     negotiate,
     served_model,
 )
-from deltaserve.commands.bench.load_client import Client, Load, Measurement, num_right
-from deltaserve.commands.bench.recall import DocumentShape, RecallTraffic
-from deltaserve.commands.bench.traffic import Conversation, Lengths, MultiTurnTraffic
+from deltaserve.commands.load.load_client import Client, Load, Measurement, num_right
+from deltaserve.commands.load.recall import DocumentShape, RecallTraffic
+from deltaserve.commands.load.traffic import Conversation, Lengths, MultiTurnTraffic
 from tests.commands.bench.answering_server import AnsweringServer, CharacterTokenizer, Manners, serving
 
 RECALL = RecallTraffic(2, 2, num_turns=3, answer_len=5, shape=DocumentShape(8))

@@ -12,8 +12,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
-from deltaserve.commands.bench.chat_stream import ChatAnswer, ServedModel, TwoSides, chat, find_model
-from deltaserve.commands.bench.completion_stream import ServerError
+from deltaserve.commands.client.chat_stream import ChatAnswer, ServedModel, TwoSides, chat, find_model
+from deltaserve.commands.client.completion_stream import ServerError
 from tests.commands.bench.answering_server import serving
 
 TIMING = {"prefill_cached_tokens": 3, "decode_cached_tokens": 2, "transferred_bytes": 10, "transferred_state_bytes": 1}

@@ -1,0 +1,1 @@
+"""An HTTP client of OpenAI-compatible servers, for all commands that ask one."""

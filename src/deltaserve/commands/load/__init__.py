@@ -1,0 +1,1 @@
+"""Traffic from a seed, sent to a server, and what became of it in figures."""
