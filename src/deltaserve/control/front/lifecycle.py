@@ -181,6 +181,7 @@ class Lifecycle:
             self._cancel_at_decode(live, FailReason.CANCELLED, now)
         if not self._is_complete(live):
             self._counts["resumed"] += 1
+            live.forget_held()
             self.submit(live, now)
 
     def finish(self, live: LiveRoom, output_len: int) -> None:
