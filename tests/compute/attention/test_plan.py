@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from deltaserve.compute.attention.attention import Batch, Query, Shared
-from deltaserve.compute.attention.plan import TileSize, WorkTiles, plan_work
+from deltaserve.compute.attention.plan import TileSize, WorkTiles, plan_work, shared_runs, sharers
 
 SIZES = (TileSize(16, 32), TileSize(64, 32))
 PAGE, SPLIT = 4, 16
@@ -74,3 +74,43 @@ def test_lines_and_pages() -> None:
 def test_a_chunk_of_many_positions_is_few_pieces() -> None:
     work = plan(Batch((Query(0, 500, 100), Query(1, 600, 1)), SPLIT))
     assert work.part_starts.tolist() == [*range(101), 100 + 600 // SPLIT + 1]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_split_is_read_together_by_all_who_see_it_whole(seed: int) -> None:
+    """Each of the run's splits, once: what the native library and the kernels for GPUs are told alike."""
+    draw = random.Random(seed)
+    window_len = draw.choice([None, draw.randint(1, 40), draw.randint(1, 300)])
+    common = draw.randint(1, 12) * SPLIT
+    queries = tuple(Query(row, common + draw.randint(0, 90), draw.choice([1, 1, 3, 16, 40])) for row in range(7))
+    cut = draw.randint(0, common // SPLIT) * SPLIT
+    runs = tuple(Shared(*ends, tuple(range(7))) for ends in ((0, cut), (cut, common)) if ends[0] < ends[1])
+    batch = Batch(queries, SPLIT, runs)
+    got = [(start, run.queries) for run in shared_runs(batch, window_len) for start in range(run.start, run.end, SPLIT)]
+    want = []
+    for run in runs:
+        for start in range(run.start, run.end, SPLIT):
+            lows = {index: 0 if window_len is None else queries[index].q_end - window_len for index in range(7)}
+            candidates = [
+                index for index in range(7) if queries[index].q_len == 1 or index in narrow(batch, window_len)
+            ]
+            readers = tuple(index for index in candidates if lows[index] <= start)
+            if len(readers) > 1:
+                want.append((start, readers))
+    assert got == want
+
+
+def narrow(batch: Batch, window_len: int | None) -> set[int]:
+    """Queries whose pieces are splits: of one position, or of several with few partial results."""
+    found = set()
+    for index, query in enumerate(batch.queries):
+        low = 0 if window_len is None else max(0, query.q_start - window_len + 1)
+        pieces = (query.q_end - 1) // SPLIT - low // SPLIT + 1
+        if query.q_len == 1 or (query.q_len <= 16 and (pieces == 1 or query.q_len * pieces <= 128)):
+            found.add(index)
+    return found
+
+
+def test_a_long_query_reads_alone() -> None:
+    queries = (Query(0, 192, 1), Query(1, 192, 1), Query(2, 192, 38))
+    assert sharers(Batch(queries, SPLIT), Shared(0, 192, (0, 1, 2))) == (0, 1)

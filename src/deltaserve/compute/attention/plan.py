@@ -57,8 +57,6 @@ class _Cut(NamedTuple):
     length: int
     first: int
     end: int
-    whole: int
-    """First piece that every position sees the begin of."""
 
     @property
     def num_parts(self) -> int:
@@ -69,24 +67,43 @@ def is_short(query: Query) -> bool:
     return query.q_len <= MAX_TILED_LEN
 
 
-def sharers(batch: Batch, run: Shared, window_len: int | None = None) -> tuple[int, ...]:
-    """Queries of a run that read it together, as far as their windows reach."""
-    return tuple(index for index in run.queries if _shares(batch.queries[index], batch.split_tokens, window_len))
+def sharers(batch: Batch, run: Shared) -> tuple[int, ...]:
+    """Queries of a run that read it together where their windows reach it."""
+    return tuple(_first_whole(batch, run, None))
 
 
-def _shares(query: Query, split_tokens: int, window_len: int | None) -> bool:
-    return is_short(query) and _cut(query, split_tokens, window_len).length == split_tokens
+def shared_runs(batch: Batch, window_len: int | None) -> Iterator[Shared]:
+    """What is read once for two queries or more: splits that all their positions see whole. Of a run these are several
+    where windows begin one by one."""
+    split = batch.split_tokens
+    for run in batch.shared:
+        wholes = _first_whole(batch, run, window_len)
+        first_split, end_split = run.start // split, run.end // split
+        firsts = sorted({min(end_split, max(first_split, whole)) for whole in set(wholes.values())})
+        for first, end in pairwise([*firsts, end_split]):
+            readers = tuple(index for index, whole in wholes.items() if whole <= first)
+            if len(readers) > 1 and first < end:
+                yield Shared(first * split, end * split, readers)
+
+
+def _first_whole(batch: Batch, run: Shared, window_len: int | None) -> dict[int, int]:
+    """The first split that every position of a query sees the begin of, for the queries whose pieces are splits."""
+    split, found = batch.split_tokens, {}
+    for index in run.queries:
+        query = batch.queries[index]
+        if query.q_len == 1 or (is_short(query) and _cut(query, split, window_len).length == split):
+            found[index] = 0 if window_len is None else -(-max(0, query.q_end - window_len) // split)
+    return found
 
 
 def _cut(query: Query, split_tokens: int, window_len: int | None) -> _Cut:
     low = 0 if window_len is None else max(0, query.q_start - window_len + 1)
-    seen_by_all = 0 if window_len is None else max(0, query.q_end - window_len)
     length = split_tokens
     while query.q_len > 1 and query.q_len * ((query.q_end - 1) // length - low // length + 1) > MAX_PIECE_RESULTS:
         if low // length == (query.q_end - 1) // length:
             break
         length *= 2
-    return _Cut(length, low // length, (query.q_end - 1) // length + 1, -(-seen_by_all // length))
+    return _Cut(length, low // length, (query.q_end - 1) // length + 1)
 
 
 def plan_work(
@@ -158,15 +175,15 @@ def _shared_tiles(step: _Step, size: TileSize, private: Sequence[Bools]) -> tupl
     """Tokens of the step and after them those of shared items; their tiles. What is shared is no longer `private`."""
     split = step.batch.split_tokens
     tokens, num_listed, tiles = [np.arange(step.starts[-1])], int(step.starts[-1]), [_NO_TILES]
-    for run in step.batch.shared:
-        for readers, pieces in _readers(run, sharers(step.batch, run, step.window_len), step.cuts, split):
-            own = np.concatenate([np.arange(step.starts[index], step.starts[index + 1]) for index in readers])
-            item = _Item(num_listed, len(own) * step.group_size, readers[0] * step.num_pages, split)
-            tiles.append(_tiles(item, size, pieces, pieces * split, (pieces + 1) * split))
-            tokens.append(own)
-            num_listed += len(own)
-            for index in readers:
-                private[index][pieces - step.cuts[index].first] = False
+    for run in shared_runs(step.batch, step.window_len):
+        readers, pieces = run.queries, np.arange(run.start // split, run.end // split)[:, None]
+        own = np.concatenate([np.arange(step.starts[index], step.starts[index + 1]) for index in readers])
+        item = _Item(num_listed, len(own) * step.group_size, readers[0] * step.num_pages, split)
+        tiles.append(_tiles(item, size, pieces, pieces * split, (pieces + 1) * split))
+        tokens.append(own)
+        num_listed += len(own)
+        for index in readers:
+            private[index][pieces - step.cuts[index].first] = False
     return np.concatenate(tokens), np.concatenate(tiles)
 
 
@@ -196,18 +213,6 @@ def _decoding_tiles(step: _Step, indexes: Int64s, size: TileSize, private: Seque
     lows = pieces * split if step.window_len is None else np.maximum(pieces * split, ends - step.window_len)
     item = _Item(step.starts[of], step.group_size, of * step.num_pages, split)
     return _tiles(item, size, pieces, lows, np.minimum((pieces + 1) * split, ends))
-
-
-def _readers(
-    run: Shared, members: Sequence[int], cuts: Sequence[_Cut], split_tokens: int
-) -> Iterator[tuple[tuple[int, ...], Int64s]]:
-    """Two queries or more, and [n, 1] the splits that are whole for these and no others: windows begin one by one."""
-    first_split, end_split = run.start // split_tokens, run.end // split_tokens
-    firsts = sorted({min(end_split, max(first_split, cuts[index].whole)) for index in members})
-    for first, end in pairwise([*firsts, end_split]):
-        readers = tuple(index for index in members if cuts[index].whole <= first)
-        if len(readers) > 1 and first < end:
-            yield readers, np.arange(first, end)[:, None]
 
 
 def _tiles(item: _Item, size: TileSize, pieces: Int64s, lows: Int64s, ends: Int64s) -> Int32s:

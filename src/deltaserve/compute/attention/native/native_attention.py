@@ -18,7 +18,7 @@ from torch import Tensor
 from deltaserve.compute.attention.attention import Batch, Shared, StepAttention
 from deltaserve.compute.attention.opening import TOLERANCES, MakeBackend, self_test_error
 from deltaserve.compute.attention.paged_attention import BackendUnavailable, PagedAttention, PagesInUse, write_slots
-from deltaserve.compute.attention.plan import sharers
+from deltaserve.compute.attention.plan import shared_runs, sharers
 from deltaserve.compute.attention.scratch_limits import MAX_TILED_LEN
 from deltaserve.compute.memory.kv_pool import KvArena, KvPool
 from deltaserve.compute.memory.page_table import PageTable, Table
@@ -132,9 +132,9 @@ class NativeAttention(PagedAttention):
         """Address of a DsPlan. `group_size`: heads of queries per head of keys."""
         group, window_len = arena.layout.group, arena.layout.group.retention.window_len
         queries = _ints([(query.line, query.q_start, query.q_len) for query in batch.queries])
-        readers = [sharers(batch, run, window_len) for run in batch.shared]
-        runs = _ints([(run.start, run.end, len(of)) for run, of in zip(batch.shared, readers, strict=True)])
-        members = _ints([index for of_run in readers for index in of_run])
+        shared = list(shared_runs(batch, window_len))
+        runs = _ints([(run.start, run.end, len(run.queries)) for run in shared])
+        members = _ints([index for run in shared for index in run.queries])
         work = _Work(
             queries=queries.ctypes.data,
             num_queries=len(queries),
