@@ -12,7 +12,7 @@ from deltaserve.control.sched.speculation import right_draws
 from deltaserve.core.ids import RowId
 from deltaserve.core.sampling import SamplingParams
 from deltaserve.core.tokens import pack_u32, unpack_u32
-from deltaserve.model.drafts.draft_algorithm import DraftAsk
+from deltaserve.model.drafts.drafter import DraftAsk
 from deltaserve.model.drafts.ngram import NgramDrafter
 from tests.compute.executor.test_runner import generate, params
 from tests.compute.executor.world import Driver, extend, random_tokens

@@ -47,7 +47,8 @@ from deltaserve.core.quantization import Quantization
 from deltaserve.core.rounding import Rounding
 from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.core.transport import Sharing
-from deltaserve.model.drafts.draft_algorithm import OFF, DraftAsk, Drafter, draft_algorithm
+from deltaserve.model.drafts.draft_algorithm import OFF, draft_algorithm
+from deltaserve.model.drafts.drafter import DraftAsk, Drafter
 from deltaserve.model.model_spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -177,7 +178,7 @@ class TorchExecutor:
         decoder = Decoder(spec, weights, ops, collective, partners.group)
         head = None if spec.draft is None else DraftHead(spec.draft, weights, ops, collective)
         make_drafter = draft_algorithm(sizes.drafts).make_drafter
-        drafter = None if make_drafter is None else make_drafter()
+        drafter: Drafter | None = None if make_drafter is None else make_drafter()
         return cls(decoder, cache, sizes, where, native, drafter, head)
 
     @torch.inference_mode()

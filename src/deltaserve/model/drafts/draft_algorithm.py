@@ -4,41 +4,18 @@ Guesses come from a head (a layer whose keys and values are pages beside the mod
 """
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from deltaserve.core.branches import DRAFTS
-from deltaserve.core.ids import RowId
 from deltaserve.model.model_spec import DraftSpec, ModelSpec
 from deltaserve.model.tensors import Inventory
 
 OFF = "off"
 """Nobody guesses."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftAsk:
-    """A row whose next tokens are to be guessed."""
-
-    row: RowId
-    tokens: npt.NDArray[np.int64]  # [n]
-    """All tokens that are known, those just drawn included."""
-    count: int
-    """Most guesses."""
-
-
-class Drafter(Protocol):
-    """Who guesses on the host. Called on the rank that draws, once for each step, behind the draws."""
-
-    def propose(self, asked: Sequence[DraftAsk]) -> list[bytes]:
-        """Packed ids for each, none where it knows nothing."""
-        ...
 
 
 class HeadFolder(Enum):
@@ -59,8 +36,8 @@ class DraftAlgorithm:
     is none, or one that is not for this model."""
     inventory: Callable[[DraftSpec, Mapping[str, str]], Inventory] | None = None
     """Tensors of a head in a folder of its own; the last: what that folder's index says."""
-    make_drafter: Callable[[], Drafter] | None = None
-    """Guesses on the host."""
+    make_drafter: Callable[[], Any] | None = None
+    """Makes the Drafter that guesses on the host (drafter.py: this file is imported at every start, numpy is not)."""
 
 
 def draft_algorithm(name: str) -> DraftAlgorithm:

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deltaserve.core.tokens import pack_u32
-from deltaserve.model.drafts.draft_algorithm import DraftAlgorithm, DraftAsk
+from deltaserve.model.drafts.draft_algorithm import DraftAlgorithm
+from deltaserve.model.drafts.drafter import DraftAsk
 
 
 class NgramDrafter:
