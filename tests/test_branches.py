@@ -37,10 +37,16 @@ KINDS: dict[str, Mapping[str, Branch]] = {
     "FAMILIES": branches.FAMILIES,
     "ATTENTION": branches.ATTENTION,
     "FORMATS": branches.FORMATS,
+    "DRAFTS": branches.DRAFTS,
+    "DIALECTS": branches.DIALECTS,
 }
 TRUNK = {"torch", "safetensors"}
 """The attention backend that runs anywhere, and that others are compared with when they are opened; the format whose
 files a quantised folder and a draft head have, too."""
+
+
+ONE_FILE = {"FAMILIES", "DRAFTS", "DIALECTS"}
+"""Kinds whose branches are a file, not a folder."""
 
 
 class Case(NamedTuple):
@@ -52,11 +58,11 @@ class Case(NamedTuple):
 
     @property
     def paths(self) -> list[Path]:
-        """Its own folder, below the root of the repository; of a family its file, of a format all files of its name."""
+        """Its own folder, below the root of the repository; or its file; of a format all files of its name."""
         file = Path("src", *self.module.split(".")).with_suffix(".py")
         if self.kind == "FORMATS":
             return [path.relative_to(ROOT) for path in sorted(SRC.rglob(f"{self.name}_*.py"))]
-        return [file if self.kind == "FAMILIES" else file.parent]
+        return [file if self.kind in ONE_FILE else file.parent]
 
 
 CASES = [
@@ -68,8 +74,9 @@ CASES = [
 
 FAMILIES = [case for case in CASES if case.kind == "FAMILIES"]
 FORMATS = [case for case in CASES if case.kind == "FORMATS"]
+DRAFTS = [case for case in CASES if case.kind == "DRAFTS"]
 
-ORDINARY_WORDS = {"local", "llama", "native", "quantised"}
+ORDINARY_WORDS = {"local", "llama", "native", "quantised", *branches.DRAFTS, *branches.DIALECTS}
 """Names that mean other things as well: looked for are strings that are the name, and the folder's path."""
 _FAMILIES_IN_GGUF = ("model/family.py", *(f"model/families/{name}.py" for name in ("gemma3", "llama", "qwen3")))
 _MODEL_MAY_BE = (
@@ -88,6 +95,8 @@ EXCEPTIONS = {
     ("triton", "deltaserve/compute/attention/opening.py"): "a variable of that language's interpreter",
     **{("gguf", f"deltaserve/{file}"): "how such files hold a family" for file in _FAMILIES_IN_GGUF},
     **{("gguf", f"deltaserve/{file}"): "help and errors say what MODEL may be" for file in _MODEL_MAY_BE},
+    ("chat", "deltaserve/cli/dispatch.py"): "a command",
+    ("chat", "deltaserve/commands/demo/chat.py"): "that command, from within the demo",
     ("gguf", "deltaserve/commands/demo/model.py"): "the demo's model is such a file",
     ("gguf", "deltaserve/settings/flags/foreign.py"): "flags of other servers",
     ("gguf", "deltaserve/settings/flags/foreign_values.py"): "values of other servers' flags",
@@ -248,7 +257,7 @@ def check_tree(tree: Path) -> None:
     assert held.returncode == 0, held.stdout
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in FAMILIES + FORMATS], ids=by_name)
+@pytest.mark.parametrize("case", [case for case in CASES if case.kind in ("TRANSPORTS", "ATTENTION")], ids=by_name)
 def test_without_a_branch_everything_imports_and_the_laws_hold(case: Case, tmp_path: Path) -> None:
     check_tree(without(case, tmp_path))
 
@@ -325,6 +334,17 @@ def test_with_one_family_left_a_server_answers(tmp_path: Path) -> None:
             delete(case, tree)
     check_tree(tree)
     answer_of(tree, tmp_path / "run")
+
+
+def test_without_draft_algorithms_a_server_answers(tmp_path: Path) -> None:
+    """Without any: that no other code knows one is shown above. Dialects: tests/server/test_dialects.py."""
+    tree = copied(tmp_path / "tree")
+    for case in DRAFTS:
+        delete(case, tree)
+    check_tree(tree)
+    answer_of(tree, tmp_path / "run", "--speculative-algorithm", "off")
+    asked = python(tree, "-m", "deltaserve", "serve", str(RECALL_MODEL), "--speculative-algorithm", "NGRAM")
+    assert (asked.returncode, asked.stderr) == (2, "deltaserve: --speculative-algorithm 'NGRAM': must be off\n")
 
 
 ATTENTION = [case for case in CASES if case.kind == "ATTENTION"]

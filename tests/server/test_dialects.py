@@ -12,18 +12,25 @@ from typing import Any
 
 import pytest
 
-from deltaserve.server.dialects.registry import DIALECTS, NAMES
+from deltaserve.core.branches import DIALECTS as BRANCHES
+from deltaserve.server.dialects.registry import DIALECTS
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path("deltaserve/server/dialects")
+TABLE = Path("deltaserve/core/branches.py")
+LINE = '        "{0}": Branch("deltaserve.server.dialects.{0}"),\n'
+"""A dialect's own."""
+FIRST = LINE.format("completions")
 
 
 def copied(folder: Path, change: Callable[[str], str]) -> Path:
     """A copy of the sources whose table of dialects is changed."""
     shutil.copytree(ROOT / "src", folder, ignore=shutil.ignore_patterns("__pycache__"))
-    registry = folder / HERE / "registry.py"
-    registry.write_text(change(registry.read_text()))
+    table = folder / TABLE
+    changed = change(table.read_text())
+    assert changed != table.read_text()
+    table.write_text(changed)
     return folder
 
 
@@ -36,18 +43,18 @@ def run(sources: Path, *arguments: object) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BRANCHES)
 def test_a_server_without_a_dialect(tmp_path: Path, model_folder: Path, name: str) -> None:
-    sources = copied(tmp_path / "src", lambda text: text.replace(f'    "{name}",\n', ""))
+    sources = copied(tmp_path / "src", lambda text: text.replace(LINE.format(name), ""))
     (sources / HERE / f"{name}.py").unlink()
-    gone = dict(zip(NAMES, DIALECTS, strict=True))[name].route.path
+    gone = dict(zip(BRANCHES, DIALECTS, strict=True))[name].route.path
     served = {dialect.route.path for dialect in DIALECTS} - {gone}
     found = run(sources, model_folder)
     assert {path for path, status in found.items() if status == 200} == served
 
 
 def test_a_dialect_with_named_events_is_a_file_and_a_line(tmp_path: Path, model_folder: Path) -> None:
-    sources = copied(tmp_path / "src", lambda text: text.replace("NAMES = (\n", 'NAMES = (\n    "named_events",\n'))
+    sources = copied(tmp_path / "src", lambda text: text.replace(FIRST, LINE.format("named_events") + FIRST))
     shutil.copy(ROOT / "tests/server/named_events.py", sources / HERE)
     found = run(sources, model_folder, "/v1/named")
     assert set(found["paths"]) >= {"/v1/named", *(dialect.route.path for dialect in DIALECTS)}

@@ -106,6 +106,15 @@ FORMATS: Mapping[str, Branch] = MappingProxyType(
 )
 """Formats of checkpoints, in the order in which a path is tried: the first that it is in reads it."""
 
+DIALECTS: Mapping[str, Branch] = MappingProxyType(
+    {
+        "completions": Branch("deltaserve.server.dialects.completions"),
+        "chat": Branch("deltaserve.server.dialects.chat"),
+        "generate": Branch("deltaserve.server.dialects.generate"),
+    }
+)
+"""Dialects of HTTP in which text is asked for, in the order of the API's description."""
+
 DRAFTS: Mapping[str, Branch] = MappingProxyType(
     {
         "NGRAM": Branch(

@@ -1,22 +1,16 @@
-"""The dialects that are served: a line for each, in the order of the API's description."""
+"""The dialects that are served: those of core/branches.py."""
 
 from importlib import import_module
 from typing import Any
 
+from deltaserve.core.branches import DIALECTS as BRANCHES
 from deltaserve.server.dialect import Dialect
 
-NAMES = (
-    "completions",
-    "chat",
-    "generate",
-)
-"""Names of modules beside this one."""
 
-
-def _dialect(name: str) -> Dialect[Any]:
-    found = import_module(f"{__package__}.{name}").DIALECT
+def _dialect(module: str) -> Dialect[Any]:
+    found = import_module(module).DIALECT
     assert isinstance(found, Dialect)
     return found
 
 
-DIALECTS = tuple(map(_dialect, NAMES))
+DIALECTS = tuple(_dialect(branch.module) for branch in BRANCHES.values())
