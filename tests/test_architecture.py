@@ -67,15 +67,9 @@ VENDOR_FILES = {
 """Vendor library -> word that must occur in the module name that imports it."""
 RUN_TIME_IMPORTS = {"__import__", "import_module", "importlib.import_module"}
 LAZY_IMPORTS: dict[str, str] = {
+    "deltaserve.core.files.branch_code": "a branch is imported by the name in its line when it is asked for",
     "deltaserve.compute.attention.attention_choice": "what a backend computes with is optional, and asks once imported",
-    "deltaserve.compute.attention.registry": "a branch is imported by the name in its line of core/branches.py",
     "deltaserve.commands.bench.sweep_chart": "matplotlib is optional, and only a sweep that draws needs it",
-    "deltaserve.server.dialects.registry": "a table names the dialects, so that one is a file and a line",
-    "deltaserve.compute.weights.weights": "a kind of layer is imported by the name in its line of core/branches.py",
-    "deltaserve.model.open_source": "a format's parts are imported by their names in its line of core/branches.py",
-    "deltaserve.model.drafts.draft_algorithm": "a branch is imported by the name in its line of core/branches.py",
-    "deltaserve.model.known_families": "a table names the families, so that one is a file and a line",
-    "deltaserve.transports.registry": "a branch is imported by the name in its line of core/branches.py",
     "deltaserve.transports.nixl.kind": "NIXL is loaded where pages move by it: nobody else needs that library",
     "deltaserve.cli.dispatch": "the command named on the command line is imported alone: --help must not load torch",
     "deltaserve.commands.verify.verify": "transformers is optional and slow to import: the server is asked first",

@@ -1,10 +1,10 @@
 """What a family is known by: each file of one has entries (`Family`), imported when first asked for."""
 
-import importlib
 from functools import cache
 
 from deltaserve.core.branches import FAMILIES
 from deltaserve.core.errors import ConfigError
+from deltaserve.core.files.branch_code import load_branch
 from deltaserve.model.family import Family
 from deltaserve.model.fields import Fields
 
@@ -12,7 +12,7 @@ from deltaserve.model.fields import Fields
 @cache
 def families() -> tuple[Family, ...]:
     """All that there are, in the order of core/branches.py."""
-    return tuple(family for branch in FAMILIES.values() for family in importlib.import_module(branch.module).FAMILIES)
+    return tuple(family for branch in FAMILIES.values() for family in load_branch(branch).FAMILIES)
 
 
 def family_of(fields: Fields) -> Family:

@@ -1,18 +1,18 @@
 """Which format of checkpoint a path is in, and the rest of what reads that format."""
 
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 from deltaserve.core.branches import FORMATS
 from deltaserve.core.errors import ConfigError
+from deltaserve.core.files.branch_code import load_branch, load_half
 from deltaserve.model.source import TensorSource
 
 
 def open_source(path: Path) -> TensorSource:
     """A model folder, or a file that holds all of a model. Raises ConfigError for anything else."""
     for branch in FORMATS.values():
-        source: TensorSource | None = import_module(branch.module).open_path(path)
+        source: TensorSource | None = load_branch(branch).open_path(path)
         if source is not None:
             return source
     raise ConfigError(f"MODEL {path.name[:200]}: in no format that is read")
@@ -20,5 +20,4 @@ def open_source(path: Path) -> TensorSource:
 
 def format_half(source: TensorSource, purpose: str) -> ModuleType | None:
     """What reads a source for `weights`, `text` or as `reference`. None: the format has nothing of its own for it."""
-    name = FORMATS[source.format].halves.get(purpose)
-    return None if name is None else import_module(name)
+    return load_half(FORMATS[source.format], purpose)

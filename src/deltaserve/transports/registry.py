@@ -1,12 +1,12 @@
 """What a transport is known by: each has an entry (`TransportKind`) in its folder, imported when it is asked for."""
 
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from deltaserve.core.branches import TRANSPORTS
+from deltaserve.core.files.branch_code import load_branch
 from deltaserve.core.findings import Line
 from deltaserve.core.ids import Boot, PeerName
 from deltaserve.core.transport import Evidence, Sharing, Transport, TransportError
@@ -125,7 +125,7 @@ class TransportKind:
 
 def transport_kind(name: str) -> TransportKind:
     """The transport of this name, one of core/branches.py. Its vendor's library is not loaded."""
-    kind: TransportKind = importlib.import_module(TRANSPORTS[name].module).KIND
+    kind: TransportKind = load_branch(TRANSPORTS[name]).KIND
     return kind
 
 

@@ -2,11 +2,11 @@
 for. No torch: the launcher asks too.
 """
 
-import importlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from deltaserve.core.branches import ATTENTION
+from deltaserve.core.files.branch_code import load_branch
 from deltaserve.core.findings import Line
 from deltaserve.core.layout.kv import KvLayout
 from deltaserve.model.model_spec import ModelSpec
@@ -55,7 +55,7 @@ class AttentionKind:
 
 def attention_kind(name: str) -> AttentionKind:
     """The backend of this name, one of core/branches.py. What it computes with is not loaded."""
-    kind: AttentionKind = importlib.import_module(ATTENTION[name].module).KIND
+    kind: AttentionKind = load_branch(ATTENTION[name]).KIND
     return kind
 
 

@@ -1,7 +1,6 @@
 """Weights of a model on one rank, and where a checkpoint's tensors go in them."""
 
 from dataclasses import dataclass, replace
-from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from deltaserve.compute.weights.block_matrix import Matrix
 from deltaserve.compute.weights.packing import pack
 from deltaserve.compute.weights.targets import CodeTable, Linear, TargetTable
 from deltaserve.core.branches import LAYERS
+from deltaserve.core.files.branch_code import load_branch
 from deltaserve.core.layout.shard import Shard
 from deltaserve.model.code_plan import CODE_RULES, CodeRules
 from deltaserve.model.layers.layer_spec import LayerSpec
@@ -111,5 +111,5 @@ def _layer(table: TargetTable, spec: ModelSpec, layer: LayerSpec, prefix: str) -
     attention_norm, mlp_norm, after_attention, after_mlp = norms
     assert attention_norm is not None
     assert mlp_norm is not None
-    mixer, mlp = (import_module(LAYERS[part.kind].module).allocate(table, part, prefix) for part in layer)
+    mixer, mlp = (load_branch(LAYERS[part.kind]).allocate(table, part, prefix) for part in layer)
     return LayerWeights(attention_norm, mixer, mlp_norm, mlp, after_attention, after_mlp)

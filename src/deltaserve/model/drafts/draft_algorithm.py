@@ -3,7 +3,6 @@
 Guesses come from a head (a layer whose keys and values are pages beside the model's) or from the host.
 """
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deltaserve.core.branches import DRAFTS
+from deltaserve.core.files.branch_code import load_branch
 from deltaserve.model.model_spec import DraftSpec, ModelSpec
 from deltaserve.model.tensors import Inventory
 
@@ -44,7 +44,7 @@ def draft_algorithm(name: str) -> DraftAlgorithm:
     """The algorithm of this name: `off`, or one of core/branches.py."""
     if name == OFF:
         return DraftAlgorithm()
-    algorithm: DraftAlgorithm = importlib.import_module(DRAFTS[name].module).ALGORITHM
+    algorithm: DraftAlgorithm = load_branch(DRAFTS[name]).ALGORITHM
     return algorithm
 
 
