@@ -184,7 +184,7 @@ BAD_FOLDERS: Mapping[str, tuple[Damage, tuple[str, ...]]] = {
     "quantised": (_config(quantization_config={"quant_method": "awq"}), ("'awq'", "not supported")),
     "rope unknown": (_config(rope_parameters={"rope_type": "su"}), ("config.json", "'su'")),
     "end id outside": (_config(eos_token_id=272), ("eos_token_id 272 is outside",)),
-    "end id text": (_config(eos_token_id="2"), ("eos_token_id is '2'", "whole numbers")),
+    "end id text": (_config(eos_token_id="2"), ("eos_token_id is '2'", "expected ids of tokens such as 2")),
     # weights against the configuration
     "hidden differs": (_config(hidden_size=32, head_dim=16), (WEIGHTS, "has shape", "expected")),
     "more layers": (_config(num_hidden_layers=2), ("tensors are missing, first layers.1.",)),

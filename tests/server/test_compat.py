@@ -253,6 +253,8 @@ async def test_all_names_are_accepted_and_the_first_is_answered(codec: TextCodec
             reply = await case.client.post("/v1/completions", json={"model": name, "prompt": "a", "max_tokens": 1})
             assert (reply.status_code, reply.json()["model"]) == (200, "a")
         assert (await case.client.get("/v1/models/d")).status_code == 404
+        wrong = await case.client.post("/v1/completions", json={"model": "d", "prompt": "a"})
+        assert "this server has 'a' and 'b' and 'org/c'" in wrong.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,7 @@ MUTANTS = (
         "worker_back_unnoticed",
         "B11",
         _LIFECYCLE,
-        "        if not self._rooms.unplaced or self._workers.shortage() is not None:\n",
+        "        if not self._rooms.unplaced:\n",
         "        if True:\n",
     ),
     Mutant(

@@ -63,6 +63,6 @@ def model_problem(path: str) -> str | None:
         return None
     problem = f"MODEL {path[:200]}: not a folder, nor a GGUF file; models are never downloaded"
     owner, _, folder = path.partition("/")
-    if not _HUB_NAME.fullmatch(path) or os.path.isdir(owner):
+    if not _HUB_NAME.fullmatch(path) or os.path.isdir(owner) or path.lower().endswith(".gguf"):
         return problem
     return f"{problem}: `hf download {path} --local-dir {folder}`, then write {folder}"

@@ -159,7 +159,7 @@ class ModelSettings(Group):
     model_path: Text | None = option(None, "a Hugging Face folder or GGUF file; also the positional MODEL")
     served_model_name: Names | None = option(
         None,
-        "names in the API, the first of which answers carry; by default the folder's name",
+        "names in the API, `A B` or `A,B`: answers carry the first; by default the folder's name",
         commands=ROUTING,
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(

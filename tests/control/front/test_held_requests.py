@@ -103,13 +103,22 @@ def test_what_is_held_is_bounded() -> None:
 
 
 def test_a_worker_that_cannot_be_reached_is_expected_for_a_while() -> None:
-    """Nobody said that it ended, and nobody that it is started again."""
+    """Nobody said that it ended, and nobody that it is started again. What waits for it ends with that."""
     cluster = Cluster().all_ready()
     cluster.run_until(29.0, heartbeats_of=["prefill-0"])
     assert cluster.ask(1) == []
     cluster.run_until(31.0, heartbeats_of=["prefill-0"])
     assert refusal(cluster, 2) is FailReason.NO_PEER
-    assert cluster.end(1) is None, "who waits goes on waiting"
+    assert cluster.failure(1) is FailReason.NO_PEER
+
+
+def test_a_stream_that_has_begun_waits_until_its_deadline_for_a_worker_that_nobody_expects() -> None:
+    cluster = Cluster().all_ready()
+    cluster.ask(1)
+    cluster.tokens("decode-0", 1, 0, [3])
+    cluster.run_until(32.0, heartbeats_of=["prefill-0"])
+    assert refusal(cluster, 2) is FailReason.NO_PEER
+    assert cluster.end(1) is None
 
 
 def test_nobody_waits_for_a_worker_that_was_never_there() -> None:

@@ -295,7 +295,7 @@ PRINTED = [
         "router",
         "--pd-disaggregation --prefill http://127.0.0.1:8188 --decode http://127.0.0.1:8189 --host 0.0.0.0 --port 8000",
         "",
-        ("--prefill and --decode: workers have no HTTP; write --workers prefill@127.0.0.1:8998,decode@127.0.0.1:8998",),
+        ("--prefill and --decode: workers have no HTTP; write --workers prefill@127.0.0.1:8998,decode@127.0.0.1:8999",),
     ),
     Printed(
         "SGLang #11214",

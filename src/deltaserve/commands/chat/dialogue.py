@@ -27,7 +27,7 @@ HELP = '''\
 /undo         forget the last turn
 /reset        forget all turns; the system prompt stays
 /stats        what the turns so far cost
-/exit         end, as Ctrl-D does; Ctrl-C stops an answer, and ends where none is running
+/exit         end, as Ctrl-D does; Ctrl-C stops an answer, and twice ends the chat
 A line that ends with a backslash goes on in the next; text between two lines of """ is one message.
 //TEXT sends /TEXT.'''
 

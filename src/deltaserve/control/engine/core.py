@@ -140,6 +140,7 @@ class EngineCore:
                 self.links.table.broke(event.peer, now)
             case DrainRequested():
                 self._is_to_end = self._is_draining = True
+                self._tell_status(turn)  # it may end before the next heartbeat
             case StagingUsed():
                 self._meter.count_staging(event)
             case EndpointOpened() | EndpointAttached() | EndpointFailed():
@@ -177,12 +178,15 @@ class EngineCore:
             for peer in self.links.beat(turn):
                 self.links.fence(peer.name, turn)
                 self._drop_peer(peer.name, FailReason.PEER_LOST, turn)
-            status = self._meter.status(self.parts, self._backlog(), self._is_draining, self.metrics())
-            self.links.tell_fronts(status, turn)
+            self._tell_status(turn)
             self.serving.intake.repeat_revokes(turn)
         self.outflow.tick(turn)
         self.serving.tick(turn)
         self._pending += turn.actions
+
+    def _tell_status(self, turn: EngineTurn) -> None:
+        status = self._meter.status(self.parts, self._backlog(), self._is_draining, self.metrics())
+        self.links.tell_fronts(status, turn)
 
     def _backlog(self) -> Backlog:
         requests, granted = [*self.outflow.waiting(), *self.serving.requests()], self.serving.granted()

@@ -151,7 +151,10 @@ class Lifecycle:
 
     def place_waiting(self, now: float) -> None:
         """Rooms between workers go where there are some again."""
-        if not self._rooms.unplaced or self._workers.shortage() is not None:
+        if not self._rooms.unplaced:
+            return
+        if self._workers.shortage() is not None:
+            self._refuse_waiting(now)
             return
         for live in list(self._rooms.unplaced.values()):
             if now < live.rests_until:
@@ -161,6 +164,14 @@ class Lifecycle:
             except RequestFailed:
                 continue  # whoever is there is too small for it
             self._place(live, choice, now)
+
+    def _refuse_waiting(self, now: float) -> None:
+        """Nobody is expected back any more: what has not begun fails, as it would if it came now. A stream that has
+        begun waits until its deadline."""
+        refusal = self._workers.refusal(now)
+        if refusal is not None:
+            for live in [live for live in self._rooms.unplaced.values() if not live.is_started]:
+                self._end(live, FailReason.NO_PEER, refusal)
 
     def _place(self, live: LiveRoom, choice: Choice, now: float) -> None:
         live.place(self._placer.place(live.sample, choice, now), now)

@@ -99,13 +99,17 @@ def advise_workers(workers: Sequence[tuple[str, Sequence[str]]]) -> str:
     """What to write for the flags of `PAIR`: (name, values).
 
     A URL names where a worker has HTTP, which ours have not. The port beside it is that of a prefill worker's links.
+    Workers on one host need a port each.
     """
-    entries = []
+    entries: list[str] = []
     for role, values in workers:
         url, *ports = values or ("HOST",)
         host = url.partition("://")[2] or url
-        port = next((port for port in ports if port.isdigit()), _LINK_PORT)
-        entries.append(f"{role}@{host.partition('/')[0].rpartition(':')[0] or host}:{port}")
+        host = host.partition("/")[0].rpartition(":")[0] or host
+        port = int(next((port for port in ports if port.isdigit()), _LINK_PORT))
+        while any(entry.endswith(f"@{host}:{port}") for entry in entries):
+            port += 1
+        entries.append(f"{role}@{host}:{port}")
     flags = " and ".join(dict.fromkeys(f"--{role}" for role, _ in workers))
     return (
         f"{flags}: workers have no HTTP; write --workers {','.join(entries)}, with the port of each one's "
