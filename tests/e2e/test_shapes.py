@@ -230,6 +230,16 @@ def test_parts_started_by_hand(tiny_models: Path, folder: Path) -> None:
         assert not list(folder.rglob("deltaserve-*")), "no spec stays behind, whoever ended how"
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_nobody_waits_for_a_worker_by_hand_that_was_asked_to_end(tiny_models: Path, folder: Path, role: str) -> None:
+    """Each of them is idle, and ends before its next heartbeat."""
+    with by_hand(folder, tiny_models / "llama", *CHECKED) as (api, parts):
+        api.complete(random_prompt(20, seed=1), 2)
+        assert parts[role].end() == 0, parts[role].tail()
+        reply = api.http.post("/v1/completions", json=api.body(random_prompt(20, seed=2), max_tokens=2))
+        assert (reply.status_code, f"not ready: {role}-" in reply.text) == (503, True), reply.text
+
+
 def check_other_routers(model: Path, folder: Path, first: Api, parts: dict[str, Process], stack: ExitStack) -> None:
     """One of this cluster, which becomes the part `second`, and one of another, which is told why not."""
     stranger_key = folder / "stranger.key"
