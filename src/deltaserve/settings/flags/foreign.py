@@ -304,7 +304,8 @@ _REFUSED = {
     ),
     "write --num-pages (tokens / page size)": "max-total-tokens= num-gpu-blocks-override=",
     "write --mem-fraction-static, or --num-pages": "kv-cache-memory-bytes= kv-cache-memory=",
-    "write --disaggregation-transfer-backend, and `deltaserve prefill` or `decode` where serve would start both": (
+    "write --disaggregation-transfer-backend (auto finds one), and `deltaserve prefill` for a kv_producer, `decode` "
+    "for a kv_consumer; `serve` starts both": (
         "kv-transfer-config= kv-connector= connector=* is-prefill-worker is-decode-worker ec-transfer-config= "
         "lmcache-config= kv-buffer-device="
     ),
