@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARED_PAGES = 400
 """Pages of each worker of the `shared_pair` that several files share."""
 _BEAT_S = 0.5
+_NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None)
+"""With more than 20 connections httpcore 1.0 closes those that are idle whenever a request begins, also one that
+another thread has just been given, whose request is lost with it."""
 _TAIL_LINES = 40
 Json = dict[str, Any]
 
@@ -116,7 +119,7 @@ class Api:
     def __init__(self, base_url: str, model: str) -> None:
         self.base_url = base_url
         self.model = model
-        self.http = httpx.Client(base_url=base_url, timeout=PATIENCE_S)
+        self.http = httpx.Client(base_url=base_url, timeout=PATIENCE_S, limits=_NO_LIMITS)
 
     @staticmethod
     def body_of(model: str, prompt: list[int] | str, **fields: object) -> Json:
