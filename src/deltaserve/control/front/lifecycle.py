@@ -22,6 +22,7 @@ from deltaserve.core.wire.messages import (
     Finished,
     FinishReason,
     Message,
+    PeerAddress,
     PromptLogprobs,
     Submit,
     TokenRun,
@@ -216,24 +217,9 @@ class Lifecycle:
         assert live.placement is not None  # whoever submits has placed it
         decode = self._workers.get(live.placement.decode)
         assert decode is not None  # workers are never removed from the registry
-        generation, prefill = live.sample.generation, live.placement.prefill
-        sampling = generation.sampling
-        if live.has_prompt_logprobs:
-            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+        prefill = live.placement.prefill
         live.epoch += 1
-        submit = Submit(
-            room=live.room,
-            epoch=live.epoch,
-            prompt=generation.prompt + pack_u32(live.output),
-            prompt_len=live.prompt_len,
-            keys=live.sample.keys.of(decode.facts.page_size),
-            namespace=generation.namespace,
-            sampling=sampling,
-            prefill=None if prefill is None else self._workers.address(prefill),
-            remaining_ms=max(1, math.ceil(1000 * (live.deadline - now))),
-            cache=generation.cache,
-            local_len=live.placement.local_len,
-        )
+        submit = _submit(live, decode, None if prefill is None else self._workers.address(prefill), now)
         self._to_decode(live, submit)
         live.quiet_since = now
 
@@ -386,3 +372,25 @@ class Lifecycle:
         cause = cause_of(reason, message.retryable)
         if cause is None or not self.retry(live, cause, now):
             self._end(live, told(reason), message.message or reason.value)
+
+
+def _submit(live: LiveRoom, decode: Worker, prefill: PeerAddress | None, now: float) -> Submit:
+    """What asks decode for the rest of a room's output."""
+    assert live.placement is not None
+    generation = live.sample.generation
+    sampling = generation.sampling
+    if live.has_prompt_logprobs:
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+    return Submit(
+        room=live.room,
+        epoch=live.epoch,
+        prompt=generation.prompt + pack_u32(live.output),
+        prompt_len=live.prompt_len,
+        keys=live.sample.keys.of(decode.facts.page_size),
+        namespace=generation.namespace,
+        sampling=sampling,
+        prefill=prefill,
+        remaining_ms=max(1, math.ceil(1000 * (live.deadline - now))),
+        cache=generation.cache,
+        local_len=live.placement.local_len,
+    )
