@@ -168,7 +168,11 @@ def branch_help(branches: Mapping[str, Branch], setting: str) -> tuple[str, ...]
     return tuple(f"{name}: {branch.help[setting]}" for name, branch in branches.items() if setting in branch.help)
 
 
+def automatic(branches: Mapping[str, Branch]) -> dict[str, str]:
+    """Branches that an automatic choice may take |-> when, in words for --help."""
+    return {name: branch.automatic for name, branch in branches.items() if branch.automatic is not None}
+
+
 def automatic_help(branches: Mapping[str, Branch]) -> str:
     """Which branch an automatic choice takes, for --help."""
-    chosen = [(name, branch.automatic) for name, branch in branches.items() if branch.automatic is not None]
-    return ", else ".join(f"{name} {when}".strip() for name, when in chosen)
+    return ", else ".join(f"{name} {when}".strip() for name, when in automatic(branches).items())

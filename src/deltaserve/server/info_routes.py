@@ -62,7 +62,7 @@ class RoleBody(Body):
 
 async def models(front: Front, request: Request) -> Response:
     """Serve GET /v1/models."""
-    names = (front.settings.model_name, *front.settings.other_names)
+    names = front.settings.model_names
     return json_reply({"object": "list", "data": [_model(front, name) for name in names]})
 
 

@@ -111,6 +111,11 @@ class ServerSettings:
     """How long running requests may go on after a drain began."""
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """All of them, the one that answers carry first."""
+        return self.model_name, *self.other_names
+
+    @property
     def num_tenants(self) -> int:
         return max(1, len({key.namespace for key in self.api_keys}))
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from deltaserve.core.branches import ATTENTION
+from deltaserve.core.branches import ATTENTION, automatic
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
@@ -418,8 +418,8 @@ def _check_attention(settings: Settings, machine: MachineFacts, types: tuple[Dev
 
 
 def _automatic_attention(machine: MachineFacts, device: Device) -> tuple[str, ...]:
-    able = (name for name, facts in machine.attention.items() if device in facts.devices)
-    return tuple(name for name in able if ATTENTION[name].automatic is not None)
+    tried = automatic(ATTENTION)
+    return tuple(name for name, facts in machine.attention.items() if name in tried and device in facts.devices)
 
 
 def _has_library(settings: Settings, machine: MachineFacts) -> bool:

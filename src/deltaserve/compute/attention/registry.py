@@ -5,7 +5,7 @@ for. No torch: the launcher asks too.
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from deltaserve.core.branches import ATTENTION
+from deltaserve.core.branches import ATTENTION, automatic
 from deltaserve.core.files.branch_code import load_branch
 from deltaserve.core.findings import Line
 from deltaserve.core.layout.kv import KvLayout
@@ -66,5 +66,4 @@ def attention_kinds() -> dict[str, AttentionKind]:
 
 def automatic_kinds(device: str) -> Iterator[AttentionKind]:
     """What an automatic choice tries on this device, one after the other."""
-    kinds = attention_kinds().values()
-    return (kind for kind in kinds if device in kind.devices and ATTENTION[kind.name].automatic is not None)
+    return (kind for kind in map(attention_kind, automatic(ATTENTION)) if device in kind.devices)

@@ -65,19 +65,14 @@ class StepLens(NamedTuple):
     rows: int
 
 
-class MixerSpec(ABC):
-    """What a layer mixes the tokens of a request with."""
+class PartSpec(ABC):
+    """One of the two parts of a layer."""
 
     __slots__ = ()
     kind: ClassVar[str]
     """Name of the kind in core/branches.py."""
     unrecordable: ClassVar[str | None] = None
     """Why its decode steps have sizes that depend on what is computed; None: they have not."""
-
-    @property
-    def attention(self) -> "AttentionSpec | None":
-        """The same, where it keeps pages; None: a state, or nothing."""
-        return None
 
     @abstractmethod
     def parts(self, hidden: int, prefix: str) -> dict[str, TensorPart]:
@@ -86,6 +81,17 @@ class MixerSpec(ABC):
     @abstractmethod
     def local(self, shard: Shard) -> Self:
         """A rank's part. Raises ConfigError naming what does not divide."""
+
+
+class MixerSpec(PartSpec):
+    """What a layer mixes the tokens of a request with."""
+
+    __slots__ = ()
+
+    @property
+    def attention(self) -> "AttentionSpec | None":
+        """The same, where it keeps pages; None: a state, or nothing."""
+        return None
 
     def state_groups(self, num_layers: int, conv_dtype: DType, state_dtype: DType) -> tuple[StateGroup, ...]:
         """What so many layers keep of a request, whatever its length."""
@@ -96,27 +102,15 @@ class MixerSpec(ABC):
         return 0
 
 
-class MlpSpec(ABC):
+class MlpSpec(PartSpec):
     """What a layer does with each token alone."""
 
     __slots__ = ()
-    kind: ClassVar[str]
-    """Name of the kind in core/branches.py."""
-    unrecordable: ClassVar[str | None] = None
-    """Why its decode steps have sizes that depend on what is computed; None: they have not."""
 
     @property
     def expert_count(self) -> int:
         """Experts among which tokens choose; 0: there are none."""
         return 0
-
-    @abstractmethod
-    def parts(self, hidden: int, prefix: str) -> dict[str, TensorPart]:
-        """Tensors of a layer, by canonical name; `prefix`: the layer's."""
-
-    @abstractmethod
-    def local(self, shard: Shard) -> Self:
-        """A rank's part. Raises ConfigError naming what does not divide."""
 
     @abstractmethod
     def scratch_floats(self, hidden: int) -> int:

@@ -104,12 +104,13 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     log: LogSpec = LogSpec()
 
     def __post_init__(self) -> None:
-        if self.transport not in TRANSPORTS:
-            raise ValueError(f"transport {self.transport[:80]!r}: must be {', '.join(TRANSPORTS)}")
-        if self.drafts != OFF and self.drafts not in DRAFTS:
-            raise ValueError(f"drafts {self.drafts[:80]!r}: must be {', '.join((OFF, *DRAFTS))}")
-        if self.attention_backend not in ("auto", *ATTENTION):
-            raise ValueError(f"attention_backend {self.attention_backend[:80]!r}: must be auto, {', '.join(ATTENTION)}")
+        for name, value, words in (
+            ("transport", self.transport, tuple(TRANSPORTS)),
+            ("drafts", self.drafts, (OFF, *DRAFTS)),
+            ("attention_backend", self.attention_backend, ("auto", *ATTENTION)),
+        ):
+            if value not in words:
+                raise ValueError(f"{name} {value[:80]!r}: must be {', '.join(words)}")
 
 
 def transport_options(spec: WorkerSpec) -> TransportOptions:
