@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.attention.attention import Batch, Query, Shared
+from deltaserve.compute.attention.fixed_step import RowsOnDevice, RowsToCome
 from deltaserve.compute.attention.plan import TileSize, WorkTiles, plan_work
 from deltaserve.compute.attention.triton.work_buffer import WorkBuffer, WorkCapacity
 from deltaserve.compute.executor.step_recorder import StepRecorder
+from deltaserve.compute.memory.page_table import Table
 from deltaserve.core.layout.dtype import DType
 from tests.compute.attention.attention_world import POOL, Shape, World
 from tests.compute.attention.step_tape import StepTape
@@ -54,27 +56,102 @@ def check_fields(buffer: WorkBuffer, work: WorkTiles) -> None:
     assert set(beyond.tolist()) <= {int(work.part_starts[-1])}
 
 
-def test_a_buffer_holds_one_step_after_the_other_at_the_same_places() -> None:
-    capacity = WorkCapacity(tokens=8, results=200, short=200, long=0, listed=24, pages=8 * 80)
-    buffer = WorkBuffer.empty(capacity, torch.device("cpu"))
-    places = [getattr(buffer, name).data_ptr() for name in (*FIELDS, "short", "num_short")]
-    for seed, num_rows in enumerate((8, 1, 5, 8)):
+def test_a_buffer_holds_one_step() -> None:
+    for seed, num_rows in enumerate((8, 1, 5)):
         work = work_of(seed, num_rows)
-        buffer.fill(work)
+        buffer = WorkBuffer.of(work, torch.device("cpu"))
         check_fields(buffer, work)
-        work.short[:], work.positions[:], work.pages[:] = 0, 0, 0
-        assert buffer.positions[:num_rows].min() > 0, "memory of the host"
-    assert [getattr(buffer, name).data_ptr() for name in (*FIELDS, "short", "num_short")] == places
-    assert not any((place - places[0]) % 16 for place in places)
+        assert buffer.capacity == WorkCapacity.of(work)
+        assert not any((getattr(buffer, name).data_ptr() - buffer.num_tokens.data_ptr()) % 16 for name in FIELDS)
 
 
-def test_a_buffer_of_one_step_has_room_for_that_alone() -> None:
-    work = work_of(1, 5)
-    buffer = WorkBuffer.of(work, torch.device("cpu"))
-    check_fields(buffer, work)
-    assert buffer.capacity == WorkCapacity.of(work)
-    with pytest.raises(ValueError, match="a step that needs"):
-        buffer.fill(work_of(1, 6))
+# ---------------------------------------------------------------- the work list made by the device
+
+
+class OnDevice:
+    """Rows where a device finds them, on this machine's."""
+
+    def __init__(self, table: Table, room: int, device: str = "cpu") -> None:
+        self.table = table
+        nobody = len(table)
+        self.lines = torch.full((room,), nobody, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(nobody + 1, dtype=torch.int64, device=device)
+        self.num_rows = torch.zeros(1, dtype=torch.int32, device=device)
+        self.of_device = torch.zeros((nobody + 1, table.shape[1]), dtype=torch.int32, device=device)
+        self.rows = RowsOnDevice(self.lines, self.num_rows, self.positions, (self.of_device,))
+
+    def put(self, batch: Batch) -> RowsToCome:
+        """The rows of the batch are those of the step."""
+        lines, starts = (np.array([getattr(q, name) for q in batch.queries]) for name in ("line", "q_start"))
+        self.lines.fill_(len(self.table))
+        self.lines[: len(lines)] = torch.from_numpy(lines).to(self.lines.device)
+        self.positions[torch.from_numpy(lines)] = torch.from_numpy(starts).to(self.lines.device)
+        self.num_rows.fill_(len(lines))
+        self.of_device[: len(self.table)] = torch.from_numpy(self.table.copy()).to(self.lines.device)
+        return RowsToCome(lines, starts + 1, batch.shared, batch.split_tokens)
+
+
+def check_row_work(group_size: int, window_len: int | None) -> None:
+    """The same tiles as plan.py makes on the host, for steps of other rows one after the other."""
+    row_work: Any = importlib.import_module("deltaserve.compute.attention.triton.row_work")
+    table = np.random.default_rng(1).permutation(12 * 80).astype(np.int32).reshape(12, 80)
+    size, page_size, split = TileSize(16, 32), 4, 16
+    rows = OnDevice(table, 10)
+    cut = row_work.RowCut(split, window_len, page_size, group_size, size)
+    capacity = WorkCapacity(10, results=400, short=800, long=0, listed=64, pages=0)
+    work = row_work.RowWork(rows.rows, rows.of_device, cut, capacity)
+    draw = random.Random(group_size)
+    for num_rows in (10, 1, 7, 10):
+        lens = {
+            line: draw.choice((1, 16, 17, 64, 65, draw.randint(70, 318))) for line in draw.sample(range(12), num_rows)
+        }
+        queries = tuple(Query(line, length - 1, 1) for line, length in lens.items())
+        long, longer = ([i for i, q in enumerate(queries) if q.q_start >= least] for least in (32, 64))
+        shared = tuple(Shared(s, e, tuple(r)) for s, e, r in ((0, 32, long), (32, 64, longer)) if len(r) > 1)
+        batch = Batch(queries, split, shared)
+        to_come = rows.put(batch)
+        assert work.holds(to_come.ends)
+        work.share(row_work.shared_work(cut, 10, to_come, table.shape[1]))
+        work.plan()
+        on_host = plan_work(
+            replace(batch, shared=() if window_len else shared), table, page_size, group_size, window_len, (size, size)
+        )
+        assert int(work.num_tokens) == num_rows and int(work.num_short) == len(on_host.short)
+        assert work.tokens[num_rows:][: 10 - num_rows].tolist() == list(range(num_rows, 10))
+        assert tiles_read(
+            work.short[: on_host.short.size].numpy(), work.tokens.numpy(), rows.of_device.numpy()
+        ) == tiles_read(on_host.short.reshape(-1), on_host.tokens, on_host.pages.reshape(num_rows, -1))
+        assert work.part_starts.tolist() == [*on_host.part_starts, *[on_host.part_starts[-1]] * (10 - num_rows)]
+        for name in ("positions", "first_parts", "write_pages"):
+            assert getattr(work, name)[:num_rows].tolist() == getattr(on_host, name).tolist(), name
+
+
+def tiles_read(tiles: Any, tokens: Any, pages: Any) -> list[tuple[Any, ...]]:
+    """Of each tile its rows' tokens, rows, keys and partial result, and the pages of those keys; in any order."""
+    width, found = pages.shape[1], []
+    for first_token, first_row, num_rows, block, low, end, line, part in tiles.reshape(-1, 8).tolist():
+        of_keys = pages.reshape(-1)[line + low // 4 : line + (end - 1) // 4 + 1].tolist()
+        assert line % width == 0
+        found.append((tokens[first_token], first_row, num_rows, block, low, end, part, *of_keys))
+    return sorted(found)
+
+
+@needs_triton
+@pytest.mark.parametrize("window_len", [None, 40, 7])
+@pytest.mark.parametrize("group_size", [1, 4, 24])
+def test_the_device_makes_the_list_of_the_host(process: KernelProcess, group_size: int, window_len: int | None) -> None:
+    run_in(process, check_row_work, group_size, window_len)
+
+
+def test_rows_share_without_gaps_from_the_root() -> None:
+    row_work: Any = importlib.import_module("deltaserve.compute.attention.triton.row_work")
+    cut = row_work.RowCut(16, None, 4, 2, TileSize(16, 32))
+    runs = (Shared(0, 32, (0, 1)), Shared(32, 64, (0, 1, 2)), Shared(64, 80, (0,)))
+    found = row_work.shared_work(cut, 4, RowsToCome(np.array([5, 3, 4]), np.full(3, 90), runs, 16), 10)
+    assert found.private_from.tolist() == [4, 4, 0] and found.num_tokens == 64
+    assert found.tokens.tolist() == [0, 1, 0, 1]
+    assert [tile[7] for tile in found.tiles.tolist()] == [0, 1, 2, 3]
+    assert {tile[6] for tile in found.tiles.tolist()} == {50}
 
 
 # ---------------------------------------------------------------- the tape bites
@@ -122,12 +199,10 @@ class FixedWorld(World):
         return Batch(tuple(Query(row, lens[row] - 1, 1) for row in rows), self.shape.split_tokens)
 
 
-def spoil(work: WorkBuffer) -> None:
-    """Behind a step's tiles stand some that would write nothing over the results of its first."""
-    tiles = work.short.view(-1, 8)
-    beyond = tiles[int(work.num_short) :]
-    beyond[:] = tiles[0]
-    beyond[:, 5] = beyond[:, 3]
+def spoil(work: Any) -> None:
+    """Everything that the device makes anew in each step."""
+    for field in (work.num_short, work.positions, work.first_parts, work.part_starts, work.write_pages):
+        field.fill_(1 << 20)
 
 
 class Recorded:
@@ -138,7 +213,8 @@ class Recorded:
         backend = world.backend
         assert isinstance(backend, kernels.TritonAttention)
         self.world, self.sinks = world, sinks
-        self.step = backend.fixed_step(batch, ROOM)
+        self.rows = OnDevice(world.tables.table(POOL), ROOM, world.shape.device)
+        self.step = backend.fixed_step(self.rows.rows, self.rows.put(batch))
         num_planes = world.pool.page_arenas[0].layout.group.planes
         self.q, self.out = world.random_q(ROOM), torch.empty(0)
         planes = (ROOM, world.shape.kv_heads, world.shape.head_dim)
@@ -146,13 +222,15 @@ class Recorded:
         self.replay = recorder.record(self._run)
 
     def _run(self) -> None:
+        self.step.plan()
         (attention,) = self.step.attention
         attention.write_kv(0, *self.planes)
         self.out = attention.attend(0, self.q, self.world.shape.head_dim**-0.5, self.sinks)
 
     def attend(self, batch: Batch, planes: Sequence[Tensor], q: Tensor) -> Tensor:
         """[T, Hq, Dv]. Rows that the step does not have are given NaN, and must write nothing and get 0."""
-        assert self.step.fill(batch)
+        to_come = self.rows.put(batch)
+        assert self.step.holds(to_come.ends) and self.step.share(to_come)
         spoil(self.step.attention[0].work)
         num_rows = len(batch.queries)
         for target, values in zip((self.q, *self.planes), (q, *planes), strict=True):
@@ -220,14 +298,20 @@ def check_room(shape: Shape) -> None:
     world = FixedWorld(shape, lens)
     kernels: Any = importlib.import_module("deltaserve.compute.attention.triton.triton_attention")
     backend: Any = world.backend
+    table = world.tables.table(POOL)
+    small, large = OnDevice(table, 3), OnDevice(table, 3)
     with patch.object(kernels, "_LEAST_ROOM", 8):
-        step = backend.fixed_step(world.decoding(lens, (0, 1)), 3)
-        larger = backend.fixed_step(world.decoding(lens, (2, 1, 0)), 3)
-    assert step.fill(world.decoding(lens, (1, 3, 0)))
-    assert not step.fill(world.decoding(lens, (0, 1, 2)))  # 19 splits and more
-    assert not step.fill(world.decoding(lens, (0, 1, 3, 2)))
-    assert step.attention[0].work.positions.tolist() == [29, 19, 39], "a step that does not fit changes nothing"
-    assert larger.attention[0].work.capacity == WorkCapacity(3, results=32, short=32, long=0, listed=8, pages=3 * 38)
+        step = backend.fixed_step(small.rows, small.put(world.decoding(lens, (0, 1))))
+        larger = backend.fixed_step(large.rows, large.put(world.decoding(lens, (2, 1, 0))))
+    assert step.holds(small.put(world.decoding(lens, (1, 3, 0))).ends)
+    assert not step.holds(small.put(world.decoding(lens, (0, 1, 2))).ends)  # 19 splits and more
+    runs = tuple(Shared(32 * i, 32 * i + 32, (0, 1, 2)) for i in range(3))
+    to_come = small.put(world.decoding((600,) * 4, (0, 1, 2)))
+    assert step.share(replace(to_come, shared=runs[:2]))
+    assert step.shared_tokens == 128
+    assert not step.share(replace(to_come, shared=runs))
+    assert step.shared_tokens == 128, "what does not fit changes nothing"
+    assert larger.attention[0].work.capacity == WorkCapacity(3, results=32, short=32, long=0, listed=11, pages=0)
 
 
 @needs_triton

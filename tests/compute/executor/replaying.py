@@ -17,8 +17,9 @@ COMMON = 64
 PROMPT_LENS = (70, 75, 66, 90, 68, 7)
 DECODING = ((0, 1, 2, 3, 4), (1, 2, 3), (2, 3, 4), (3,), (0, 1, 2, 3, 4, 5), (5, 0, 2))
 """Rows of each step. The last row shares nothing."""
-NUM_RECORDED = 3
-"""Recorded steps: those of 6, 4 and 1 rows."""
+NUM_RECORDED = (4, 3)
+"""Steps that are recorded, launched ahead and not: of 6, 4 and 1 rows, and those of 4 rows with the host's draws and
+without. Row 4 draws by a rule of the host."""
 RULES: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 1.3},

@@ -18,7 +18,8 @@ from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.settings.resolve import StepSizes
 from tests.compute.attention import flashinfer_reference
-from tests.compute.attention.attention_world import Shape, World
+from tests.compute.attention.attention_world import POOL, Shape, World
+from tests.compute.attention.test_fixed_step import OnDevice
 from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
 from tests.layer_parts import mla_of
 
@@ -96,8 +97,9 @@ def check_kernels(spec: ModelSpec) -> None:
             assert 0 < world.backend.scratch_bytes <= part_bytes(spec, sizes) <= attention_bytes(spec, sizes)
     world = World(Shape(16, 64, 1, spec.num_kv_heads, 2, spec.head_dim, uses_triton=True), [512] * 4)
     backend: Any = world.backend
-    recorded = [backend.fixed_step(Batch(world.queries([1] * rows), 64), rows) for rows in (1, 2, 4)]
-    assert recorded
+    for num_rows in (1, 2, 4):
+        rows = OnDevice(world.tables.table(POOL), num_rows)
+        assert backend.fixed_step(rows.rows, rows.put(Batch(world.queries([1] * num_rows), 64)))
     assert 0 < backend.scratch_bytes <= scratch_bytes(spec, sizes) - attention_bytes(spec, sizes)
 
 

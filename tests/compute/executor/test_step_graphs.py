@@ -4,7 +4,7 @@ itself, to the bit; and which steps those are."""
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,10 +12,20 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.attention.attention import Batch, Query, StepAttention
-from deltaserve.compute.attention.fixed_step import FixedStepBackend
+from deltaserve.compute.attention.fixed_step import FixedStepBackend, RowsOnDevice, RowsToCome
+from deltaserve.compute.attention.plan import Int64s
 from deltaserve.compute.executor.inputs import StepInputs, UnreadTokens, Wanted
+from deltaserve.compute.executor.randomness import uniform
+from deltaserve.compute.executor.resident_draws import draw_by_rules, uniform_on_device
+from deltaserve.compute.executor.resident_rows import DecodingRows, ResidentRows
+from deltaserve.compute.executor.row_rules import WayToDraw, packed_rules
+from deltaserve.compute.executor.sampler import SampleRow, sample
 from deltaserve.compute.executor.step_graphs import StepGraphs, bucket_of
 from deltaserve.compute.layers.decoder import Hidden
+from deltaserve.compute.memory.page_table import PageTable
+from deltaserve.control.sched.plan import PageUpdate
+from deltaserve.core.ids import PageId, PoolId, RowId
+from deltaserve.core.sampling import SamplingParams
 from tests.compute.attention.step_tape import StepTape
 from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
 from tests.compute.executor.replaying import (
@@ -40,12 +50,12 @@ def process() -> Iterator[KernelProcess]:
 def check_replays(folder: Path, kinds: Sequence[type[RecordingDriver]]) -> None:
     """Check replays; the first kind shares what its rows have in common, the second does not."""
     want = decode_together(EagerDriver(folder))
-    for kind, shares in zip(kinds, (True, False), strict=False):
+    for kind, shares, num_recorded in zip(kinds, (True, False), NUM_RECORDED, strict=False):
         tape = StepTape()
         got = decode_together(kind(folder, tape), shares)
         assert got.tokens == want.tokens
         assert all(torch.equal(*pages) for pages in zip(got.pages, want.pages, strict=True))
-        assert (tape.num_recorded, tape.num_replayed) == (NUM_RECORDED, len(DECODING))
+        assert (tape.num_recorded, tape.num_replayed) == (num_recorded, len(DECODING))
 
 
 @needs_triton
@@ -92,7 +102,9 @@ def check_experts_cannot_be_recorded(folder: Path) -> None:
     driver = EagerDriver(folder)
     decoder, attention = driver.executor._decoder, driver.executor._attention
     assert isinstance(attention, FixedStepBackend)
-    step = attention.fixed_step(Batch((Query(0, 3, 1),), 32), 1)
+    rows = driver.executor._resident
+    row = RowsToCome(np.array([0]), np.array([4]), (), 32)
+    step = attention.fixed_step(rows.on_device(1), row)
     with torch.inference_mode(), pytest.raises(RuntimeError, match="in a step that is recorded"):
         StepTape().record(lambda: _forward(decoder, step.attention))
 
@@ -109,12 +121,18 @@ def test_experts_would_wait_for_the_device(process: KernelProcess, tiny_models: 
 # ---------------------------------------------------------------- which steps, and what they are computed as
 
 
+VOCAB = 5000
+
+
 class Sums:
-    """In place of a decoder: of each row its token and 1,000 times its position."""
+    """In place of a decoder: of each row its token and 1,000 times its position, which is also what it draws."""
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: Sequence[StepAttention]) -> Hidden:
         normed = (tokens + 1000 * positions)[:, None]
         return Hidden(normed, -normed, None)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return torch.arange(VOCAB).eq(hidden % VOCAB).to(torch.float32) * 100.0
 
 
 class Rooms(FixedStepBackend):
@@ -122,21 +140,31 @@ class Rooms(FixedStepBackend):
 
     def __init__(self) -> None:
         self.made: list[tuple[int, int]] = []
+        self.shared: list[RowsToCome] = []
+        self.num_planned = 0
 
-    def fixed_step(self, batch: Batch, num_rows: int) -> "Room":
-        room = 1 << max(query.q_start for query in batch.queries).bit_length()
-        self.made.append((num_rows, room))
-        return Room(room)
+    def fixed_step(self, on_device: RowsOnDevice, rows: RowsToCome) -> "Room":
+        room = 1 << int(rows.ends.max() - 1).bit_length()
+        self.made.append((len(on_device.lines), room))
+        return Room(self, room)
 
 
 class Room:
     attention: Sequence[StepAttention] = ()
+    shared_tokens = 0
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, rooms: Rooms, most: int) -> None:
+        self._rooms, self._most = rooms, most
 
-    def fill(self, batch: Batch) -> bool:
-        return max(query.q_start for query in batch.queries) < self._most
+    def plan(self) -> None:
+        self._rooms.num_planned += 1
+
+    def holds(self, ends: Int64s) -> bool:
+        return int(ends.max() - 1) < self._most
+
+    def share(self, rows: RowsToCome) -> bool:
+        self._rooms.shared.append(rows)
+        return True
 
 
 class Counting(Repeating):
@@ -153,9 +181,29 @@ class Counting(Repeating):
         return Repeating.record(self, run)
 
 
-def graphs_of(max_rows: int) -> tuple[StepGraphs, Rooms, Counting, Tensor]:
-    rooms, recorder, drawn = Rooms(), Counting(), torch.arange(100, 100 + max_rows)
-    return StepGraphs(Sums(), rooms, drawn, max_rows, recorder), rooms, recorder, drawn  # type: ignore[arg-type]
+class Replaying(NamedTuple):
+    graphs: StepGraphs
+    rows: ResidentRows
+    rooms: Rooms
+    recorder: Counting
+
+    @classmethod
+    def of(cls, max_rows: int) -> "Replaying":
+        rows = ResidentRows(PageTable(1, max_rows, 9), 1, max_rows, torch.device("cpu"))
+        rooms, recorder = Rooms(), Counting()
+        graphs = StepGraphs(Sums(), rooms, rows, max_rows, recorder)  # type: ignore[arg-type]
+        rows.last_drawn[:] = torch.arange(100, 101 + max_rows)
+        for row in range(max_rows):
+            rules = SamplingParams(max_tokens=9, seed=row, temperature=0.0)
+            rows.open(RowId(row), packed_rules(rules, 1, WayToDraw.LARGEST, VOCAB))
+        return cls(graphs, rows, rooms, recorder)
+
+    def draw(self, starts: dict[int, int], given: dict[int, int]) -> list[int] | None:
+        """`starts`: row |-> position."""
+        lines = tuple(map(RowId, starts))
+        step = DecodingRows(lines, np.array(list(starts.values())), {RowId(r): t for r, t in given.items()}, (), 16)
+        drawn = self.graphs.draw(step, WayToDraw.LARGEST)
+        return None if drawn is None else drawn[0].tolist()
 
 
 def inputs_of(tokens: Sequence[int], positions: Sequence[int], unread: dict[int, int] | None = None) -> StepInputs:
@@ -179,24 +227,60 @@ def test_numbers_of_rows() -> None:
 
 
 def test_a_step_is_its_rows_and_no_others() -> None:
-    graphs, rooms, _, drawn = graphs_of(8)
+    graphs, rows, rooms, _ = Replaying.of(8)
     for tokens, positions, unread in (
-        ([1, 2, 3], [9, 8, 7], {1: 4}),
+        ([1, 2, 3], [9, 8, 7], {1: 1}),
         ([5, 6, 7, 8], [3, 2, 1, 0], {}),
-        ([4], [6], {0: 7}),
+        ([4], [6], {0: 0}),
     ):
         hidden = graphs.forward(inputs_of(tokens, positions, unread))
         assert hidden is not None
         for place, row in unread.items():
-            tokens[place] = int(drawn[row])
+            tokens[place] = int(rows.last_drawn[row])
         assert hidden.normed[:, 0].tolist() == [t + 1000 * p for t, p in zip(tokens, positions, strict=True)]
         assert hidden.residual.tolist() == (-hidden.normed).tolist()
-        drawn += 1000
+        rows.last_drawn += 1000
     assert rooms.made == [(4, 16), (1, 8)]
 
 
+def test_the_device_goes_on_by_itself() -> None:
+    """The token drawn is the next input, at the next position: nothing is told of rows that go on."""
+    replaying = Replaying.of(8)
+    assert replaying.draw({0: 1, 2: 2, 5: 0}, {0: 7, 5: 3}) == [1007, 2102, 3]
+    told = replaying.rows._tell
+    replaying.rows._tell = None  # type: ignore[method-assign, assignment]
+    assert replaying.draw({0: 2, 2: 3, 5: 1}, {}) == [3007, 102, 1003]
+    assert replaying.draw({0: 3, 2: 4, 5: 2}, {}) == [1007, 4102, 3003]
+    replaying.rows._tell = told  # type: ignore[method-assign]
+    assert replaying.draw({5: 3, 0: 4}, {}) == [1003, 7]
+    assert replaying.draw({2: 5, 7: 1}, {7: 4}) == [4102, 1004]
+    assert replaying.rooms.made == [(4, 4), (4, 8), (2, 8)]
+    assert len(replaying.rooms.shared) == 0
+
+
+def test_a_row_that_starts_anew_is_told() -> None:
+    replaying = Replaying.of(4)
+    assert replaying.draw({0: 1, 1: 1}, {0: 5, 1: 6}) == [1005, 1006]
+    assert replaying.draw({0: 1, 1: 2}, {0: 8}) == [1008, 3006], "row 0 belongs to another request"
+    replaying.rows.forget()
+    assert replaying.draw({0: 2, 1: 3}, {0: 1, 1: 2}) == [2001, 3002]
+
+
+def test_pages_are_told_as_the_tables_are_then() -> None:
+    tables = PageTable(2, 3, 9)
+    rows = ResidentRows(tables, 2, 3, torch.device("cpu"))
+    step = DecodingRows((RowId(1),), np.array([0]), {RowId(1): 1}, (), 16)
+    for pool, first, pages in ((0, 2, (7, 8)), (1, 0, (5,)), (0, 3, (4, 9))):
+        update = PageUpdate(RowId(1), PoolId(pool), first, tuple(map(PageId, pages)))
+        tables.write(PoolId(pool), 1, first, update.pages)
+        rows.write_pages([update])
+    rows.prepare(step)
+    for pool in range(2):
+        assert rows.on_device(1).tables[pool][:3].tolist() == tables.table(PoolId(pool)).tolist()
+
+
 def test_a_step_that_needs_more_room_is_recorded_again() -> None:
-    graphs, rooms, recorder, _ = graphs_of(4)
+    graphs, _, rooms, recorder = Replaying.of(4)
     for position in (3, 3, 4, 7, 100, 3):
         hidden = graphs.forward(inputs_of([1, 1], [position, 0]))
         assert hidden is not None
@@ -206,7 +290,7 @@ def test_a_step_that_needs_more_room_is_recorded_again() -> None:
 
 
 def test_other_steps_are_not_recorded() -> None:
-    graphs, rooms, _, _ = graphs_of(4)
+    graphs, _, rooms, _ = Replaying.of(4)
     fitting = inputs_of([1, 2], [5, 6])
     long = Batch((Query(0, 5, 2),), 16)
     guessing = Batch(fitting.batch.queries, 16, (), (1,))
@@ -219,7 +303,7 @@ def test_other_steps_are_not_recorded() -> None:
 
 
 def test_where_a_recording_fails_steps_go_on_without(caplog: pytest.LogCaptureFixture) -> None:
-    graphs, rooms, recorder, _ = graphs_of(4)
+    graphs, _, rooms, recorder = Replaying.of(4)
     assert graphs.forward(inputs_of([1], [1])) is not None
     recorder.error = RuntimeError("operation not permitted when stream is capturing\nand a page more")
     assert [graphs.forward(inputs_of([1] * n, [1] * n)) for n in (2, 2, 1, 4)] == [None] * 4
@@ -228,3 +312,45 @@ def test_where_a_recording_fails_steps_go_on_without(caplog: pytest.LogCaptureFi
         "CUDA graphs: none from now on; to record a step of 2 rows ends with "
         "RuntimeError: operation not permitted when stream is capturing"
     ]
+
+
+# ---------------------------------------------------------------- draws on the device
+
+
+@pytest.mark.parametrize("seed", [0, 1, 77, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+def test_random_numbers_of_the_device_are_the_host_s(seed: int) -> None:
+    rules = SamplingParams(max_tokens=9, seed=seed, temperature=1.0)
+    packed = torch.from_numpy(packed_rules(rules, 10, WayToDraw.FREE, VOCAB))[None]
+    for position in (10, 11, 12, 1000, 1 << 30):
+        found = uniform_on_device(packed[:, :1], torch.tensor([[position - 10]]))
+        assert found.item() == uniform(seed, position - 10)
+
+
+def test_draws_by_rules_are_those_of_the_sampler() -> None:
+    rows = []
+    for index in range(24):
+        top_p, top_k, min_p = ((1.0, None, 0.0), (0.5, None, 0.0), (0.95, 3, 0.0), (1.0, None, 0.05))[index % 4]
+        temperature = (0.0, 0.7, 2.0)[index // 4 % 3]
+        rows.append(
+            SamplingParams(max_tokens=9, seed=index, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
+        )
+    logits = torch.randn(24, VOCAB, generator=torch.Generator().manual_seed(1)) * 4
+    ways = [WayToDraw.of(params, VOCAB) for params in rows]
+    assert set(ways) == set(WayToDraw)
+    rules = np.stack([packed_rules(row, 5, way, VOCAB) for row, way in zip(rows, ways, strict=True) if way is not None])
+    positions = torch.arange(24) + 5
+    want = [draw.token for draw in sample(logits.clone(), [SampleRow(row, i, None) for i, row in enumerate(rows)])]
+    for way in WayToDraw:
+        found = draw_by_rules(logits.clone(), torch.from_numpy(rules), positions, way)
+        of_way = [index for index, own in enumerate(ways) if own is not None and own <= way]
+        assert [found.tokens.tolist()[index] for index in of_way] == [want[index] for index in of_way]
+        assert found.is_finite.all()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"logprobs": 0}, {"frequency_penalty": 0.1}, {"logit_bias": ((1, 1.0),)}, {"min_tokens": 1}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_needs_the_host_is_not_drawn_by_the_device(changes: dict[str, Any]) -> None:
+    assert WayToDraw.of(SamplingParams(max_tokens=9, seed=1, **changes), VOCAB) is None

@@ -1,11 +1,40 @@
-"""The seam for steps of which nothing but the contents of buffers differs from one to the next: what the device was
-told to compute for one of them can be recorded, and repeated for another."""
+"""The seam for decode steps of which nothing but the contents of buffers differs from one to the next: what the device
+was told to compute for one of them is recorded, and repeated for another.
+
+The device keeps its decoding rows itself (executor/resident_rows.py), so it also makes the work list of each step: the
+host says which rows read what together when that changes, and nothing otherwise.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from deltaserve.compute.attention.attention import Batch, StepAttention
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from deltaserve.compute.attention.attention import Shared, StepAttention
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOnDevice:
+    """The rows of a step of B rows, where the device reads them when it computes the step."""
+
+    lines: Tensor  # [B] int64: lines of the page tables; those beyond the step's rows name a line that nobody has
+    num_rows: Tensor  # [1] int32: rows of the step, the first ones of `lines`
+    positions: Tensor  # [lines] int64: the position that a line's row computes next
+    tables: Sequence[Tensor]  # [lines, pages] int32 of each pool
+
+
+@dataclass(frozen=True, slots=True)
+class RowsToCome:
+    """What the host knows of a step's rows before the device computes it."""
+
+    lines: npt.NDArray[np.int64]  # [n]
+    ends: npt.NDArray[np.int64]  # [n] keys of each row, with the one that it computes
+    shared: tuple[Shared, ...]
+    split_tokens: int
 
 
 class FixedStep(Protocol):
@@ -17,9 +46,22 @@ class FixedStep(Protocol):
         not have write nothing, and attention gives 0 for them."""
         ...
 
-    def fill(self, batch: Batch) -> bool:
-        """Queries of one position each: the next step, for what the device is given from now on. Page tables are read
-        now. False: it needs more room than there is, and nothing has changed."""
+    @property
+    def shared_tokens(self) -> int:
+        """Positions that the step does not read again because of sharing."""
+        ...
+
+    def plan(self) -> None:
+        """Have the device make the work list of the rows as it finds them then. Recorded before `attention` is used."""
+        ...
+
+    def holds(self, ends: npt.NDArray[np.int64]) -> bool:
+        """Whether there is room for rows with so many keys, [n] as of `RowsToCome`."""
+        ...
+
+    def share(self, rows: RowsToCome) -> bool:
+        """Who reads what together in the steps from now on. False: it needs more room than there is, and nothing has
+        changed."""
         ...
 
 
@@ -27,5 +69,5 @@ class FixedStepBackend(ABC):
     """An AttentionBackend that has such steps."""
 
     @abstractmethod
-    def fixed_step(self, batch: Batch, num_rows: int) -> FixedStep:
-        """Filled with `batch`, with room for so many rows and for as much work as it has, at least."""
+    def fixed_step(self, on_device: RowsOnDevice, rows: RowsToCome) -> FixedStep:
+        """With room for all rows of `on_device`, and for as much work as `rows` have, at least."""

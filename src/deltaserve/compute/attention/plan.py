@@ -178,13 +178,25 @@ def _shared_tiles(step: _Step, size: TileSize, private: Sequence[Bools]) -> tupl
     for run in shared_runs(step.batch, step.window_len):
         readers, pieces = run.queries, np.arange(run.start // split, run.end // split)[:, None]
         own = np.concatenate([np.arange(step.starts[index], step.starts[index + 1]) for index in readers])
-        item = _Item(num_listed, len(own) * step.group_size, readers[0] * step.num_pages, split)
-        tiles.append(_tiles(item, size, pieces, pieces * split, (pieces + 1) * split))
+        cut = run.start // split, run.end // split, split
+        first_page = readers[0] * step.num_pages
+        tiles.append(shared_item_tiles(num_listed, len(own) * step.group_size, first_page, cut, size))
         tokens.append(own)
         num_listed += len(own)
         for index in readers:
             private[index][pieces - step.cuts[index].first] = False
     return np.concatenate(tokens), np.concatenate(tiles)
+
+
+def shared_item_tiles(
+    first_token: int, num_rows: int, first_page: int, pieces: tuple[int, int, int], size: TileSize
+) -> Int32s:
+    """[N, 8] tiles of rows that read the splits [first, end) together; `pieces`: first, end, tokens of a split."""
+    first, end, split = pieces
+    numbers = np.arange(first, end)[:, None]
+    return _tiles(
+        _Item(first_token, num_rows, first_page, split), size, numbers, numbers * split, (numbers + 1) * split
+    )
 
 
 def _private_tiles(step: _Step, index: int, size: TileSize, places: Int64s) -> Int32s:

@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Lock
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from deltaserve.compute.executor.row_state import Row
-from deltaserve.compute.executor.unread_draws import UnreadDraws
-from deltaserve.control.sched.plan import ItemOutcome, PlanItem, Sampled, StepResult
+from deltaserve.control.sched.plan import ItemOutcome, ItemResult, PlanItem, Sampled, StepResult
+from deltaserve.core.ids import RowId
 
 
 class StepClock:
@@ -27,8 +28,7 @@ class StepClock:
         return seconds
 
 
-@dataclass(frozen=True, slots=True)
-class DrawingItem:
+class DrawingItem(NamedTuple):
     """An item that draws one token, and its row: another request may have the row's number by then."""
 
     item: PlanItem
@@ -40,26 +40,23 @@ class DrawingItem:
         return self.item.q_start + self.item.q_len
 
 
-@dataclass(frozen=True, slots=True)
-class _OnHost:
+class DrawsOnHost(NamedTuple):
     """Draws on their way to the host; filled when `end` has come. `end` None: they are there."""
 
-    tokens: Tensor  # [D] int64
-    is_finite: Tensor  # [D] bool
+    values: Tensor  # [2, D] int64: tokens, and 1 where the logits are finite
     end: torch.cuda.Event | None
 
     @classmethod
-    def of(cls, draws: UnreadDraws | None, device: torch.device) -> "_OnHost":
-        if draws is None:
-            draws = UnreadDraws(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool))
+    def of(cls, draws: Tensor | None, device: torch.device) -> "DrawsOnHost":
+        """A copy of draws [2, D] on the device, which may be written over from then on. None: nothing is drawn."""
+        found = torch.empty((2, 0), dtype=torch.int64) if draws is None else draws
         if device.type != "cuda":
-            return cls(*draws, None)
-        found = [torch.empty(values.shape, dtype=values.dtype, pin_memory=True) for values in draws]
-        for to, values in zip(found, draws, strict=True):
-            to.copy_(values, non_blocking=True)
+            return cls(found.clone(), None)
+        values = torch.empty(found.shape, dtype=torch.int64, pin_memory=True)
+        values.copy_(found, non_blocking=True)
         end = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         end.record(torch.cuda.current_stream(device))
-        return cls(found[0], found[1], end)
+        return cls(values, end)
 
 
 class Launched:
@@ -69,15 +66,14 @@ class Launched:
         self,
         result: StepResult,
         drawing: Sequence[DrawingItem],
-        draws: UnreadDraws | None,
-        device: torch.device,
+        draws: DrawsOnHost,
         clock: StepClock,
         launched_at: float,
     ) -> None:
-        """`result`: without what is drawn. `draws`: of `drawing`; None: there is none."""
+        """`result`: without what is drawn; without items where all of them draw. `draws`: of `drawing`."""
         self._of_step = result
         self._drawing = drawing
-        self._on_host = _OnHost.of(draws, device)
+        self._on_host = draws
         self._clock = clock
         self._launched_at = launched_at
         self._lock = Lock()
@@ -98,8 +94,8 @@ class Launched:
             if self._result is None:
                 if self._on_host.end is not None:
                     self._on_host.end.synchronize()
-                pairs = zip(self._on_host.tokens.tolist(), self._on_host.is_finite.tolist(), strict=True)
-                self._tokens = [token if is_finite else None for token, is_finite in pairs]
+                tokens, is_finite = self._on_host.values.tolist()
+                self._tokens = [token if ok else None for token, ok in zip(tokens, is_finite, strict=True)]
                 self._result = self._read()
         return self._result
 
@@ -109,16 +105,18 @@ class Launched:
             one.row.read(self._of_step.step, one.position, token)
 
     def _read(self) -> StepResult:
-        found = {one.item.row: token for one, token in zip(self._drawing, self._tokens, strict=True)}
-        items = []
-        for result in self._of_step.items:
-            if result.row in found:
-                token = found[result.row]
-                drawn = () if token is None else (Sampled(token),)
-                outcome = ItemOutcome.COMPUTED if drawn else ItemOutcome.NOT_FINITE
-                result = replace(result, drawn=drawn, outcome=outcome)
-            items.append(result)
-        return replace(self._of_step, items=tuple(items), seconds=self._clock.end(self._launched_at))
+        drawn = [
+            ItemResult(one.item.row, (), ItemOutcome.NOT_FINITE) if token is None else _drawn(one.item.row, token)
+            for one, token in zip(self._drawing, self._tokens, strict=True)
+        ]
+        if self._of_step.items:
+            found = {item.row: item for item in drawn}
+            drawn = [found.get(item.row, item) for item in self._of_step.items]
+        return replace(self._of_step, items=tuple(drawn), seconds=self._clock.end(self._launched_at))
+
+
+def _drawn(row: RowId, token: int) -> ItemResult:
+    return ItemResult(row, (Sampled(token),))
 
 
 class AtOnce:

@@ -11,8 +11,11 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def stream_of(seed: int) -> int:
+    """Where the numbers of a seed begin, unsigned 64 bit. Mixed, so neighbouring seeds give unrelated streams."""
+    return _mix((seed + _GOLDEN) & _MASK)
+
+
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1), a multiple of 2^-32. The seed is mixed first, so neighbouring seeds give unrelated
-    streams."""
-    stream = _mix((seed + _GOLDEN) & _MASK)
-    return (_mix((stream + (position + 1) * _GOLDEN) & _MASK) >> 32) * 2.0**-32
+    """A number in [0, 1), a multiple of 2^-32."""
+    return (_mix((stream_of(seed) + (position + 1) * _GOLDEN) & _MASK) >> 32) * 2.0**-32

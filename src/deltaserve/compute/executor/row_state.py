@@ -5,6 +5,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from deltaserve.compute.executor.row_rules import WayToDraw
 from deltaserve.control.sched.plan import RowOpen
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import StepIndex
@@ -27,6 +28,9 @@ class Row:
         self._tokens[: self.num_known] = np.frombuffer(opened.tokens, _UINT32_LE)
         self._last: tuple[StepIndex, int] | None = None
         self._unread: StepIndex | None = None
+        self._on_device: StepIndex | None = None
+        self.way: WayToDraw | None = WayToDraw.of(opened.sampling, vocab_size)
+        """How a recorded step draws for it; None: it cannot."""
         self._history: History | None = None
         self._vocab_size = vocab_size
 
@@ -52,20 +56,24 @@ class Row:
         self.num_known = end
 
     def draw(self, step: StepIndex, position: int, token: int) -> None:
-        """`token` was drawn in `step` for `position`."""
-        self.give(position, np.array([token], np.int64))
-        self._last = (step, token)
+        """`token` was drawn in `step` for `position`, by the host."""
+        self._on_device = None
+        self._learn(step, position, token)
 
     def leave_unread(self, step: StepIndex) -> None:
         """A token is drawn in `step`, and stands in the device's memory only."""
-        self._unread = step
+        self._unread = self._on_device = step
 
     def read(self, step: StepIndex, position: int, token: int | None) -> None:
         """`token` was drawn in `step`, which left it unread; None: its logits were not finite."""
         if self._unread == step:
             self._unread = None
         if token is not None:
-            self.draw(step, position, token)
+            self._learn(step, position, token)
+
+    def is_on_device(self, step: StepIndex) -> bool:
+        """Whether the token that the device drew for the row last is that of `step`."""
+        return self._on_device == step
 
     def is_unread(self, step: StepIndex) -> bool:
         """Whether the device alone knows what was drawn in `step`."""
@@ -76,6 +84,14 @@ class Row:
         if self._last is None or self._last[0] != step:
             return 0
         return self._last[1]
+
+    def _learn(self, step: StepIndex, position: int, token: int) -> None:
+        if position == self.num_known and self._history is None:
+            self._tokens[position] = token  # the common case of `give`, at a tenth of its time
+            self.num_known = position + 1
+        else:
+            self.give(position, np.array([token], np.int64))
+        self._last = (step, token)
 
     def history(self, device: torch.device) -> "History":
         """Counts for penalties, made when first asked for."""

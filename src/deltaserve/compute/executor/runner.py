@@ -16,15 +16,17 @@ from torch import Tensor
 from deltaserve.compute.attention.attention_choice import make_attention, open_native
 from deltaserve.compute.collective.expert_group import Partners
 from deltaserve.compute.executor.inputs import StepInputs, num_draws, step_inputs
-from deltaserve.compute.executor.launched import AtOnce, DrawingItem, Launched, StepClock
+from deltaserve.compute.executor.launched import AtOnce, DrawingItem, DrawsOnHost, Launched, StepClock
 from deltaserve.compute.executor.model_drafter import ModelDrafter
+from deltaserve.compute.executor.resident_decode import ResidentDecode
+from deltaserve.compute.executor.resident_rows import ResidentRows
 from deltaserve.compute.executor.row_state import Row
 from deltaserve.compute.executor.sampler import SampleRow, finite_rows, sample, token_logprobs
 from deltaserve.compute.executor.scratch import LOGPROB_POSITIONS
 from deltaserve.compute.executor.step_graphs import StepGraphs, make_step_graphs
 from deltaserve.compute.executor.step_recorder import StepRecorder, recorder_of
 from deltaserve.compute.executor.step_threads import StepThreads
-from deltaserve.compute.executor.unread_draws import UnreadDraws, draw_unread
+from deltaserve.compute.executor.unread_draws import draw_unread
 from deltaserve.compute.layers.decoder import Decoder, Hidden
 from deltaserve.compute.layers.draft_head import DraftHead
 from deltaserve.compute.layers.layer_kind import LastTokens
@@ -139,13 +141,15 @@ class TorchExecutor:
         self._rows: dict[RowId, Row] = {}
         self._threads = StepThreads(native, sizes.least_threads, sizes.num_threads)
         self._under_way: deque[Launched] = deque()
-        self._last_drawn = torch.zeros(sizes.max_rows, dtype=torch.int64, device=device)
-        """[row] what steps under way drew."""
+        self._resident = ResidentRows(self._tables, cache.num_pools, sizes.max_rows, device)
         self._clock = StepClock()
         self._graphs: StepGraphs | None = None
         if sizes.graph_rows is not None:
             recorder, rows = sizes.recorder(device), min(sizes.graph_rows, sizes.max_rows)
-            self._graphs = make_step_graphs(decoder, self._attention, self._last_drawn, rows, recorder)
+            self._graphs = make_step_graphs(decoder, self._attention, self._resident, rows, recorder)
+        self._decode: ResidentDecode | None = None
+        if self._graphs is not None and self._is_alone:
+            self._decode = ResidentDecode(self._graphs, self._resident, decoder.spec.vocab_size)
 
     @classmethod
     def load(
@@ -192,8 +196,8 @@ class TorchExecutor:
         return replace(result, seconds=seconds, num_threads=num_threads)
 
     def _execute(self, plan: StepPlan) -> StepResult:
-        self._end_all()
         self._apply(plan)
+        self._end_all()
         if not plan.items:
             return StepResult(plan.step, ())
         self._check_inputs(plan)
@@ -210,16 +214,27 @@ class TorchExecutor:
         if not self._may_stay_unread(plan):
             return AtOnce(self.execute(plan))
         self._apply(plan)
-        inputs = step_inputs(plan, self._rows)
         try:
-            launched = self._enqueue(plan, inputs, launched_at)
+            launched = self._launch_decode(plan, launched_at) or self._enqueue(plan, launched_at)
         except Exception:
             _log.exception("step %d of %d tokens failed: its requests end", plan.step, plan.num_tokens)
         else:
             self._under_way.append(launched)
             return launched
         self._end_all()
+        self._resident.forget()
         return AtOnce(self._failed(plan))
+
+    def _launch_decode(self, plan: StepPlan, launched_at: float) -> Launched | None:
+        """Launch a step of rows that the device keeps. None: it is none, or none is recorded."""
+        step = None if self._decode is None else self._decode.step_of(plan, self._rows)
+        draws = None if step is None or self._decode is None else self._decode.draw(step)
+        if step is None or draws is None or self._decode is None:
+            return None
+        tokens_read = int(step.rows.starts.sum()) + len(step.drawing)
+        shared = self._decode.shared_tokens(step)
+        result = StepResult(plan.step, (), tokens_read=tokens_read, shared_tokens_read=shared)
+        return Launched(result, step.drawing, DrawsOnHost.of(draws, self._device), self._clock, launched_at)
 
     def _end_all(self) -> None:
         """Wait for what is under way: from then on rows know their tokens."""
@@ -240,7 +255,8 @@ class TorchExecutor:
                 return False
         return True
 
-    def _enqueue(self, plan: StepPlan, inputs: StepInputs, launched_at: float) -> Launched:
+    def _enqueue(self, plan: StepPlan, launched_at: float) -> Launched:
+        inputs = step_inputs(plan, self._rows)
         _, wanted = self._forward(plan, inputs)
         drawing = [DrawingItem(item, self._rows[item.row]) for item in plan.items if item.samples]
         draws = self._draw_unread(drawing, inputs, plan, wanted) if drawing else None
@@ -250,19 +266,19 @@ class TorchExecutor:
             tokens_read=inputs.batch.tokens_read,
             shared_tokens_read=self._attention.shared_tokens_read(inputs.batch),
         )
-        return Launched(result, drawing, draws, self._device, self._clock, launched_at)
+        return Launched(result, drawing, DrawsOnHost.of(draws, self._device), self._clock, launched_at)
 
     def _draw_unread(
         self, drawing: Sequence[DrawingItem], inputs: StepInputs, plan: StepPlan, wanted: Tensor
-    ) -> UnreadDraws:
-        """Draw for `drawing` from the hidden states `wanted` [N, hidden], without reading them back."""
+    ) -> Tensor:
+        """[2, D]: draws for `drawing` from the hidden states `wanted` [N, hidden], without reading them back."""
         ends = [end for item, end in zip(plan.items, inputs.wanted.ends, strict=True) if item.samples]
         logits = self._decoder.logits(wanted.index_select(0, self._tensor(np.array(ends, np.int64) - 1)))
         rows = [SampleRow(one.row.sampling, one.position - one.row.prompt_len, None) for one in drawing]
         draws = draw_unread(logits, rows)
         places = self._tensor(np.array([one.item.row for one in drawing], np.int64))
-        self._last_drawn.index_copy_(0, places, draws.tokens)
-        return draws
+        self._resident.last_drawn.index_copy_(0, places, draws.tokens)
+        return torch.stack((draws.tokens, draws.is_finite.to(torch.int64)))
 
     @torch.inference_mode()
     def accompany(self) -> None:
@@ -315,7 +331,7 @@ class TorchExecutor:
         attention, states = self._attention.begin_step(inputs.batch), self._attention.begin_states(inputs.batch)
         tokens, positions = self._tensor(inputs.tokens), self._tensor(inputs.positions)
         if len(inputs.unread.places):
-            drawn = self._last_drawn.index_select(0, self._tensor(inputs.unread.rows))
+            drawn = self._resident.last_drawn.index_select(0, self._tensor(inputs.unread.rows))
             tokens = tokens.index_copy(0, self._tensor(inputs.unread.places), drawn)
         reads_all = self._head is not None and self._head.reads_all
         last = None if reads_all else self._last_tokens(inputs)
@@ -377,11 +393,15 @@ class TorchExecutor:
             if self._guessing is not None:
                 self._guessing.close(row)
         for opened in plan.opens:
-            self._rows[opened.row] = Row(opened, self._max_context_len, self._decoder.spec.vocab_size)
+            taken = self._rows[opened.row] = Row(opened, self._max_context_len, self._decoder.spec.vocab_size)
+            if self._decode is not None:
+                self._decode.open(opened, taken)
             if self._guessing is not None:
                 self._guessing.open(opened.row, opened.draft_start)
         for update in plan.pages:
             self._tables.write(update.pool, update.row, update.first_index, update.pages)
+        if self._graphs is not None:
+            self._resident.write_pages(plan.pages)
 
     def _results(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> tuple[ItemResult, ...]:
         """hidden [N, hidden] of the wanted tokens"""

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from deltaserve.compute.executor.candidates import SamplingLimits, draw_among
 from deltaserve.compute.executor.randomness import uniform
+from deltaserve.compute.executor.row_rules import is_cold, is_limited
 from deltaserve.compute.executor.row_state import History
 from deltaserve.compute.memory.host_arrays import on_device
 from deltaserve.core.sampling import SamplingParams, TokenLogprobs
 
-_COLDEST = 1e-5
-"""Below this temperature a draw is the most likely token, and float32 could not divide by much smaller ones."""
 _BLOCK = 512
 """Tokens whose weights are summed before they are looked at one by one."""
 WHOLE = 2.0**50
@@ -42,7 +41,7 @@ class SampleRow:
     @property
     def is_greedy(self) -> bool:
         """Whether it takes the largest of its logits, when the rules have changed them."""
-        return self.params.temperature < _COLDEST
+        return is_cold(self.params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +155,6 @@ def _choose(logits: Tensor, rows: Sequence[SampleRow], known: Mapping[int, int])
 def _lines(logits: Tensor, indexes: Sequence[int]) -> Tensor:
     """The rows of [N, V] at `indexes`, without a copy where they are all."""
     return logits if len(indexes) == len(logits) else logits[list(indexes)]
-
-
-def is_limited(params: SamplingParams, vocab_size: int) -> bool:
-    """Whether it draws from less than the whole vocabulary."""
-    return params.top_p < 1.0 or params.min_p > 0.0 or (params.top_k is not None and params.top_k < vocab_size)
 
 
 def point_of(row: SampleRow) -> float:

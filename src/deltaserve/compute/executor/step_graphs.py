@@ -1,25 +1,27 @@
 """Decode steps recorded once for each of a few numbers of rows, and replayed: one launch in place of hundreds.
 
 A step of B rows is computed as one of the next larger number that is recorded. The rows that it does not have stand in
-its products and norms, where rows do not see each other, but write no keys and values and see none. Drawing stays
-outside, for it differs with what rows ask for.
+its products and norms, where rows do not see each other, but write no keys and values and see none. What differs from
+step to step stands in the device's memory (resident_rows.py), and a step that draws advances it there.
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import AttentionBackend
+from deltaserve.compute.attention.attention import AttentionBackend, Shared
 from deltaserve.compute.attention.fixed_step import FixedStep, FixedStepBackend
 from deltaserve.compute.executor.inputs import StepInputs
 from deltaserve.compute.executor.recordable_models import why_not_recordable
+from deltaserve.compute.executor.resident_draws import draw_by_rules
+from deltaserve.compute.executor.resident_rows import DecodingRows, ResidentRows
+from deltaserve.compute.executor.row_rules import WayToDraw
 from deltaserve.compute.executor.step_recorder import StepRecorder
 from deltaserve.compute.layers.decoder import Decoder, Hidden
-from deltaserve.compute.memory.host_arrays import on_device, write_over
+from deltaserve.core.ids import RowId
 
 _log = logging.getLogger(__name__)
 _FEW_ROWS = 8
@@ -44,25 +46,46 @@ def bucket_of(num_rows: int, max_rows: int) -> int:
     return min(max_rows, few if num_rows <= _FEW_ROWS else many)
 
 
-@dataclass(slots=True)
 class _RecordedStep:
-    """A step of one number of rows. What differs from step to step is in `inputs` and in the buffers of `step`."""
+    """A step of one number of rows, and what replays left."""
 
-    decoder: Decoder
-    step: FixedStep
-    inputs: Tensor  # [4, B] int64: see _packed
-    last_drawn: Tensor  # [rows] int64
-    hidden: Hidden | None = None
-    """Hidden states of B rows, as the last run or replay left them."""
+    def __init__(
+        self, decoder: Decoder, rows: ResidentRows, bucket: int, attention: FixedStep, way: WayToDraw | None
+    ) -> None:
+        """`way`: None: nothing is drawn, and rows stay where they are."""
+        self._decoder = decoder
+        self._rows = rows
+        self._on_device = rows.on_device(bucket)
+        self._attention = attention
+        self._way = way
+        self.hidden: Hidden | None = None
+        """Hidden states of B rows, as the last run or replay left them."""
+        self.draws = torch.zeros((2, bucket), dtype=torch.int64, device=rows.positions.device)
+        """[2, B]: tokens drawn, and 1 where the logits are finite."""
 
     def run(self) -> None:
-        tokens, positions, rows, is_unread = self.inputs
-        tokens = torch.where(is_unread.bool(), self.last_drawn.index_select(0, rows), tokens)
-        self.hidden = self.decoder.forward(tokens, positions, self.step.attention)
+        rows, lines = self._rows, self._on_device.lines
+        self._attention.plan()
+        positions = rows.positions.index_select(0, lines)
+        tokens = rows.last_drawn.index_select(0, lines)
+        self.hidden = self._decoder.forward(tokens, positions, self._attention.attention)
+        if self._way is not None:
+            logits, rules = self._decoder.logits(self.hidden.normed), rows.rules.index_select(0, lines)
+            drawn, is_finite = draw_by_rules(logits, rules, positions + 1, self._way)
+            self.draws[0].copy_(drawn)
+            self.draws[1].copy_(is_finite)
+            rows.last_drawn.index_copy_(0, lines, drawn)
+            rows.positions.index_copy_(0, lines, positions + 1)
 
 
-_Recorded = tuple[_RecordedStep, Callable[[], None]]
-"""A recorded step, with what replays it."""
+@dataclass(slots=True)
+class _Bucket:
+    """What is recorded for one number of rows."""
+
+    attention: FixedStep
+    replays: dict[WayToDraw | None, tuple[_RecordedStep, Callable[[], None]]] = field(default_factory=dict)
+    told: tuple[tuple[RowId, ...], tuple[Shared, ...]] = ((), ())
+    """Rows, and what they read together, as `attention` knows them."""
 
 
 class StepGraphs:
@@ -70,68 +93,95 @@ class StepGraphs:
     steps that need more room than the recorded one has have it recorded again by the same means. For one thread."""
 
     def __init__(
-        self, decoder: Decoder, attention: FixedStepBackend, last_drawn: Tensor, max_rows: int, recorder: StepRecorder
+        self,
+        decoder: Decoder,
+        attention: FixedStepBackend,
+        rows: ResidentRows,
+        max_rows: int,
+        recorder: StepRecorder,
     ) -> None:
-        """`last_drawn` [rows] int64: what rows drew that the host has not read. `max_rows`: of a recorded step."""
+        """`max_rows`: of a recorded step."""
         self._decoder = decoder
         self._attention = attention
-        self._last_drawn = last_drawn
+        self._rows = rows
         self._max_rows = max_rows
         self._recorder = recorder
         self._has_failed = False
-        self._recorded: dict[int, _Recorded] = {}
-        """Number of rows |-> the step that was recorded for it."""
+        self._buckets: dict[int, _Bucket] = {}
 
     def forward(self, inputs: StepInputs) -> Hidden | None:
         """Hidden states of all tokens of the step, valid until the next one. None: it is none of those that are
         recorded."""
-        if self._has_failed or not self._fits(inputs):
-            return None
-        num_rows = len(inputs.tokens)
-        bucket = bucket_of(num_rows, self._max_rows)
-        found = self._filled(inputs, bucket) or self._record(inputs, bucket)
-        if found is None:
-            return None
-        recorded, replay = found
-        replay()
-        assert recorded.hidden is not None
-        return Hidden(recorded.hidden.normed[:num_rows], recorded.hidden.residual[:num_rows], None)
-
-    def _fits(self, inputs: StepInputs) -> bool:
         num_rows = len(inputs.tokens)
         is_decoding = len(inputs.batch.queries) == num_rows and not inputs.batch.undecided
-        return is_decoding and num_rows <= self._max_rows and len(inputs.wanted.tokens) == num_rows
-
-    def _filled(self, inputs: StepInputs, bucket: int) -> _Recorded | None:
-        """A recorded step filled with the inputs; None: no step that was recorded has room for it."""
-        found = self._recorded.get(bucket)
-        if found is None or not found[0].step.fill(inputs.batch):
+        if not is_decoding or len(inputs.wanted.tokens) != num_rows:
             return None
-        write_over(found[0].inputs, _packed(inputs, bucket))
-        return found
+        unread = set(inputs.unread.places.tolist())
+        rows = tuple(RowId(query.line) for query in inputs.batch.queries)
+        given = {row: int(inputs.tokens[place]) for place, row in enumerate(rows) if place not in unread}
+        step = DecodingRows(rows, inputs.positions, given, inputs.batch.shared, inputs.batch.split_tokens)
+        found = self._replayed(step, None)
+        if found is None or found.hidden is None:
+            return None
+        return Hidden(found.hidden.normed[:num_rows], found.hidden.residual[:num_rows], None)
 
-    def _record(self, inputs: StepInputs, bucket: int) -> _Recorded | None:
-        """Record a step; None: it cannot be, and no step is from now on."""
+    def draw(self, step: DecodingRows, way: WayToDraw) -> Tensor | None:
+        """[2, n] int64, valid until the next step: tokens drawn, and 1 where the logits are finite. None: steps of so
+        many rows are not recorded."""
+        found = self._replayed(step, way)
+        if found is None:
+            return None
+        self._rows.advance()
+        return found.draws[:, : len(step.rows)]
+
+    def shared_tokens(self, num_rows: int) -> int:
+        """Positions that the last step, of so many rows, did not read again because of sharing."""
+        return self._buckets[bucket_of(num_rows, self._max_rows)].attention.shared_tokens
+
+    def _replayed(self, step: DecodingRows, way: WayToDraw | None) -> _RecordedStep | None:
+        if self._has_failed or len(step.rows) > self._max_rows:
+            return None
+        self._rows.prepare(step)
+        number = bucket_of(len(step.rows), self._max_rows)
         try:
-            found = _RecordedStep(
-                decoder=self._decoder,
-                step=self._attention.fixed_step(inputs.batch, bucket),
-                inputs=on_device(_packed(inputs, bucket), self._last_drawn.device),
-                last_drawn=self._last_drawn,
-            )
-            self._recorded[bucket] = found, self._recorder.record(found.run)
+            bucket = self._bucket(step, number)
+            recorded, replay = bucket.replays.get(way) or self._record(bucket, number, way)
         except Exception as problem:  # a driver's, a library's: any of them leaves steps as they are without graphs
             reason = f"{type(problem).__name__}: {problem}".partition("\n")[0]
-            _log.warning("CUDA graphs: none from now on; to record a step of %d rows ends with %s", bucket, reason)
+            _log.warning("CUDA graphs: none from now on; to record a step of %d rows ends with %s", number, reason)
             self._has_failed = True
-            self._recorded.clear()
+            self._buckets.clear()
             return None
-        _log.debug("CUDA graphs: a step of %d rows is recorded", bucket)
-        return self._recorded[bucket]
+        replay()
+        return recorded
+
+    def _bucket(self, step: DecodingRows, number: int) -> _Bucket:
+        """What is recorded for this number of rows, with the room that the step needs."""
+        found, told = self._buckets.get(number), (step.rows, step.shared)
+        if found is not None and found.attention.holds(step.starts + 1):
+            if found.told == told or not (found.told[1] or step.shared):  # which rows share nothing is no matter
+                return found
+            if found.attention.share(step.to_come()):
+                found.told = told
+                return found
+        made = _Bucket(self._attention.fixed_step(self._rows.on_device(number), step.to_come()), told=told)
+        self._buckets[number] = made
+        return made
+
+    def _record(self, bucket: _Bucket, number: int, way: WayToDraw | None) -> tuple[_RecordedStep, Callable[[], None]]:
+        """To record a step may compute it: rows are put back to where they stand before it."""
+        rows = self._rows
+        kept = [(tensor, tensor.clone()) for tensor in (rows.positions, rows.last_drawn)]
+        recorded = _RecordedStep(self._decoder, rows, number, bucket.attention, way)
+        bucket.replays[way] = recorded, self._recorder.record(recorded.run)
+        for tensor, values in kept:
+            tensor.copy_(values)
+        _log.debug("CUDA graphs: a step of %d rows is recorded", number)
+        return bucket.replays[way]
 
 
 def make_step_graphs(
-    decoder: Decoder, attention: AttentionBackend, last_drawn: Tensor, max_rows: int, recorder: StepRecorder | None
+    decoder: Decoder, attention: AttentionBackend, rows: ResidentRows, max_rows: int, recorder: StepRecorder | None
 ) -> StepGraphs | None:
     """StepGraphs of these parts. None: steps of this model, or on this device, are not recorded."""
     if recorder is None:
@@ -141,15 +191,4 @@ def make_step_graphs(
         _log.info("CUDA graphs: none of this model's steps (%s)", reason)
         return None
     _log.info("CUDA graphs: of decode steps of up to %d rows, recorded when they come first", max_rows)
-    return StepGraphs(decoder, attention, last_drawn, max_rows, recorder)
-
-
-def _packed(inputs: StepInputs, num_rows: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """[4, B] tokens, positions, rows of `last_drawn`, 1 where a token is read from there. Rows that the step does not
-    have are token 0 at position 0."""
-    packed = np.zeros((4, num_rows), np.int64)
-    packed[0, : len(inputs.tokens)] = inputs.tokens
-    packed[1, : len(inputs.tokens)] = inputs.positions
-    packed[2, inputs.unread.places] = inputs.unread.rows
-    packed[3, inputs.unread.places] = 1
-    return packed
+    return StepGraphs(decoder, attention, rows, max_rows, recorder)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.executor.candidates import SamplingLimits, draw_among
+from deltaserve.compute.executor.row_rules import is_limited
 from deltaserve.compute.executor.sampler import (
     WHOLE,
     SampleRow,
     apply_rules,
-    is_limited,
     look_up,
     point_of,
     scaled,
@@ -45,7 +45,7 @@ def draw_unread(logits: Tensor, rows: Sequence[SampleRow]) -> UnreadDraws:
     greedy = [index for index in others if rows[index].is_greedy]
     limited = [index for index in others if not rows[index].is_greedy and is_limited(rows[index].params, vocab)]
     free = sorted(set(others).difference(greedy, limited))
-    for lines, draw in ((greedy, _largest), (limited, _draw_limited), (free, _draw_free)):
+    for lines, draw in ((greedy, _largest), (limited, draw_limited), (free, draw_free)):
         if lines:
             places = on_device(np.array(lines, np.int64), logits.device)
             limits = SamplingLimits.of([(rows[i].params, point_of(rows[i])) for i in lines], vocab, logits.device)
@@ -57,12 +57,14 @@ def _largest(logits: Tensor, limits: SamplingLimits) -> Tensor:
     return logits.argmax(-1)
 
 
-def _draw_limited(logits: Tensor, limits: SamplingLimits) -> Tensor:
+def draw_limited(logits: Tensor, limits: SamplingLimits) -> Tensor:
+    """[n, V] -> [n], by top-k, top-p and min-p"""
     found, is_complete = draw_among(logits, limits)
     return torch.where(is_complete, found, _draw_sorted(logits, limits))
 
 
-def _draw_free(logits: Tensor, limits: SamplingLimits) -> Tensor:
+def draw_free(logits: Tensor, limits: SamplingLimits) -> Tensor:
+    """[n, V] -> [n], from the whole vocabulary"""
     return look_up(scaled(logits, limits.temperature).softmax(-1), limits.points)
 
 

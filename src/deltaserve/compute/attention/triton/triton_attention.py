@@ -13,11 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from deltaserve.compute.attention.attention import AttentionBackend, Batch, Shared, StepAttention
-from deltaserve.compute.attention.fixed_step import FixedStepBackend
+from deltaserve.compute.attention.fixed_step import FixedStepBackend, RowsOnDevice, RowsToCome
 from deltaserve.compute.attention.opening import open_kernels
 from deltaserve.compute.attention.paged_attention import PagedAttention, PagesInUse
-from deltaserve.compute.attention.plan import TileSize, WorkTiles, plan_work, sharers
+from deltaserve.compute.attention.plan import Int64s, TileSize, WorkTiles, plan_work, sharers
 from deltaserve.compute.attention.triton.kind import KIND
+from deltaserve.compute.attention.triton.row_work import RowCut, RowWork, SharedWork, shared_work
 from deltaserve.compute.attention.triton.triton_kernels import partial_results, store_tokens
 from deltaserve.compute.attention.triton.work_buffer import WorkBuffer, WorkCapacity
 from deltaserve.compute.attention.triton_merge import IS_INTERPRETED, PartialResults, merge_partial_results
@@ -48,9 +49,13 @@ class TritonAttention(PagedAttention, FixedStepBackend):
         self._fixed_scratch = Workspace(pool.arenas[0].bytes.device)
         """Apart: fixed steps keep what they were given when it grows, and other steps may need much more."""
 
-    def fixed_step(self, batch: Batch, num_rows: int) -> "TritonFixedStep":
-        groups = [_PagesOfGroup(*self._place(group)) for group in range(len(self._query_heads))]
-        return TritonFixedStep(groups, batch, num_rows, self._fixed_scratch)
+    def fixed_step(self, on_device: RowsOnDevice, rows: RowsToCome) -> "TritonFixedStep":
+        groups = []
+        for group in range(len(self._query_heads)):
+            pages = _PagesOfGroup(*self._place(group))
+            pool = self._pool.cache.pool_of(pages.arena.layout.group)
+            groups.append(_FixedGroup(pages, pages.cut(rows.split_tokens), on_device.tables[pool]))
+        return TritonFixedStep(groups, on_device, rows, self._fixed_scratch)
 
     @property
     def scratch_bytes(self) -> int:
@@ -80,24 +85,35 @@ class _PagesOfGroup(NamedTuple):
         window_len = self.arena.layout.group.retention.window_len
         return plan_work(batch, self.table, self.arena.layout.page_size, self.group_size, window_len, self.sizes)
 
-    def capacity(self, batch: Batch, num_rows: int) -> WorkCapacity:
-        """Room for so many decoding rows: for all pages that the table can name, and of the rest for what `batch`
-        needs, to the next power of two, but for as much at least as costs next to nothing.
+    def cut(self, split_tokens: int) -> RowCut:
+        """How rows that decode are cut, one token each."""
+        layout = self.arena.layout
+        window_len = layout.group.retention.window_len
+        return RowCut(split_tokens, window_len, layout.page_size, self.group_size, self.sizes[0])
+
+
+class _FixedGroup(NamedTuple):
+    """A page group of a fixed step."""
+
+    pages: _PagesOfGroup
+    cut: RowCut
+    table: Tensor
+    """Its pool's page table on the device."""
+
+    def shared(self, room: int, rows: RowsToCome) -> SharedWork:
+        return shared_work(self.cut, room, rows, self.table.shape[1])
+
+    def capacity(self, num_rows: int, rows: RowsToCome) -> WorkCapacity:
+        """Room for what `rows` need, to the next power of two, but for as much at least as costs next to nothing.
 
         So rows that grow, or stop sharing, need new room a few times in the life of a worker. Of the programs of a
         launch, unless they are few, half at least had something to do in the step that they were made for.
         """
-        need, max_pages = WorkCapacity.of(self.planned(batch)), self.table.shape[1]
-        most_pieces = max_pages * self.arena.layout.page_size // batch.split_tokens + 1
-        most_tiles = num_rows * most_pieces * -(-self.group_size // self.sizes[0].rows)
-        return WorkCapacity(
-            tokens=num_rows,
-            results=_room(need.results),
-            short=min(_room(need.short), most_tiles),
-            long=0,
-            listed=_room(need.listed),
-            pages=num_rows * max_pages,
-        )
+        results = self.cut.num_results(rows.ends)
+        most_pieces = self.table.shape[1] * self.cut.page_size // self.cut.split_tokens + 1
+        tiles = min(_room(results * self.cut.piece_tiles), num_rows * most_pieces * self.cut.piece_tiles)
+        listed = num_rows + _room(len(self.shared(num_rows, rows).tokens))
+        return WorkCapacity(num_rows, results=_room(results), short=tiles, long=0, listed=listed, pages=0)
 
 
 def _room(need: int) -> int:
@@ -109,32 +125,50 @@ class TritonFixedStep:
     """See FixedStep. Keeps the scratch memory that it was made with: what was recorded has its address. Steps of equal
     room, or of less, have the same, and as sizes are powers of two all that is kept is less than twice the largest."""
 
-    def __init__(self, groups: Sequence[_PagesOfGroup], batch: Batch, num_rows: int, scratch: Workspace) -> None:
+    def __init__(
+        self, groups: Sequence[_FixedGroup], on_device: RowsOnDevice, rows: RowsToCome, scratch: Workspace
+    ) -> None:
         self._groups = tuple(groups)
-        devices = [group.arena.bytes.device for group in groups]
-        capacities = [group.capacity(batch, num_rows) for group in groups]
-        self._buffers = [WorkBuffer.empty(*of) for of in zip(capacities, devices, strict=True)]
-        self._attention = [TritonStep(*of, scratch) for of in zip(groups, self._buffers, strict=True)]
-        if not self.fill(batch):
-            raise StateError(f"{len(batch.queries)} queries do not fit in a step of {num_rows} rows")
+        self._num_rows = num_rows = len(on_device.lines)
+        self._work = [
+            RowWork(on_device, group.table, group.cut, group.capacity(num_rows, rows)) for group in self._groups
+        ]
+        self._attention = [
+            TritonStep(group.pages, work, scratch) for group, work in zip(self._groups, self._work, strict=True)
+        ]
+        self._shared_tokens = 0
+        if not self.share(rows) or not self.holds(rows.ends):
+            raise StateError(f"{len(rows.lines)} queries do not fit in a step of {num_rows} rows")
 
     @property
     def attention(self) -> Sequence[StepAttention]:
         return self._attention
 
-    def fill(self, batch: Batch) -> bool:
-        planned = [group.planned(batch) for group in self._groups]
-        if not all(buffer.capacity.holds(work) for buffer, work in zip(self._buffers, planned, strict=True)):
+    @property
+    def shared_tokens(self) -> int:
+        return self._shared_tokens
+
+    def plan(self) -> None:
+        for work in self._work:
+            work.plan()
+
+    def holds(self, ends: Int64s) -> bool:
+        return all(work.holds(ends) for work in self._work)
+
+    def share(self, rows: RowsToCome) -> bool:
+        shared = [group.shared(self._num_rows, rows) for group in self._groups]
+        if not all(work.has_room(part) for work, part in zip(self._work, shared, strict=True)):
             return False
-        for buffer, work in zip(self._buffers, planned, strict=True):
-            buffer.fill(work)
+        for work, part in zip(self._work, shared, strict=True):
+            work.share(part)
+        self._shared_tokens = max(part.num_tokens for part in shared)
         return True
 
 
 class TritonStep:
     """A step's attention over one arena, by Triton's kernels."""
 
-    def __init__(self, group: _PagesOfGroup, work: WorkBuffer, scratch: Workspace) -> None:
+    def __init__(self, group: _PagesOfGroup, work: WorkBuffer | RowWork, scratch: Workspace) -> None:
         self._arena = group.arena
         self._group_size = group.group_size
         self._sizes = group.sizes

@@ -1,0 +1,74 @@
+"""Draws by rules that stand on the device beside the rows: part of a recorded step.
+
+A row draws what `sampler.sample` draws for it. Which ways of drawing a step computes follows from its rows: all rows
+go through the widest that one of them needs, and each takes its own result.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from deltaserve.compute.executor.candidates import SamplingLimits
+from deltaserve.compute.executor.row_rules import WayToDraw
+from deltaserve.compute.executor.unread_draws import UnreadDraws, draw_free, draw_limited
+from deltaserve.compute.layers.step_ops import unread_peaks
+
+_MULTIPLIERS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+class _Rules(NamedTuple):
+    """Rules of B rows, [B, 1] each."""
+
+    stream: Tensor
+    prompt_len: Tensor
+    top_k: Tensor
+    way: Tensor
+    temperature: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+    @classmethod
+    def of(cls, rules: Tensor) -> "_Rules":
+        columns = torch.split(rules, 1, -1)
+        return cls(*columns[:4], *(column.contiguous().view(torch.float64) for column in columns[4:]))
+
+
+def draw_by_rules(logits: Tensor, rules: Tensor, positions: Tensor, way: WayToDraw) -> UnreadDraws:
+    """logits [B, V] float32, rules [B, NUM_RULES], positions [B] of the tokens to draw. Rows of a wider way than `way`
+    draw anything."""
+    is_finite, tokens = unread_peaks(logits)
+    if way is not WayToDraw.LARGEST:
+        of_rows = _Rules.of(rules)
+        points = uniform_on_device(of_rows.stream, positions[:, None] - of_rows.prompt_len)
+        limits = SamplingLimits(
+            of_rows.temperature.to(torch.float32),
+            of_rows.top_k,
+            of_rows.top_p,
+            of_rows.min_p.to(torch.float32),
+            points,
+            needs_mass=True,
+        )
+        of_row = of_rows.way[:, 0]
+        tokens = torch.where(of_row == WayToDraw.FREE, draw_free(logits, limits), tokens)
+        if way is WayToDraw.LIMITED:
+            tokens = torch.where(of_row == WayToDraw.LIMITED, draw_limited(logits, limits), tokens)
+    return UnreadDraws(tokens.clamp(0, logits.shape[1] - 1), is_finite)
+
+
+def uniform_on_device(stream: Tensor, position: Tensor) -> Tensor:
+    """int64 -> float64 in [0, 1): `randomness.uniform` in arithmetic of 64 bits that wraps around."""
+    mixed = _mixed(stream + (position + 1) * _GOLDEN)
+    return _shifted(mixed, 32).to(torch.float64) * 2.0**-32
+
+
+def _mixed(x: Tensor) -> Tensor:
+    x = (x ^ _shifted(x, 30)) * _MULTIPLIERS[0]
+    x = (x ^ _shifted(x, 27)) * _MULTIPLIERS[1]
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """To the right, with zeros from the left."""
+    return (x >> bits) & ((1 << 64 - bits) - 1)

@@ -1,0 +1,144 @@
+"""Decoding rows as the device keeps them between steps: where each stands, what it drew last, its pages and its rules.
+
+A step that was recorded reads and advances them, so the host tells the device what changed and nothing else: rows that
+take part for the first time, other rows than in the step before, new pages. That is one copy from pinned memory and a
+launch for each kind of change; where the same rows go on, neither.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from deltaserve.compute.attention.attention import Shared
+from deltaserve.compute.attention.fixed_step import RowsOnDevice, RowsToCome
+from deltaserve.compute.executor.row_rules import idle_rules
+from deltaserve.compute.memory.host_arrays import on_device
+from deltaserve.compute.memory.page_table import PageTable
+from deltaserve.control.sched.plan import PageUpdate
+from deltaserve.core.ids import PoolId, RowId
+
+_UNKNOWN = -1
+"""A position that no row has: it is told."""
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingRows:
+    """The rows of a decode step, one position each."""
+
+    rows: tuple[RowId, ...]
+    starts: Int64s  # [n] the position that each computes
+    given: Mapping[RowId, int]
+    """Input tokens that the host gives. That of another row is what the device drew for it last."""
+    shared: tuple[Shared, ...]
+    split_tokens: int
+
+    def to_come(self) -> RowsToCome:
+        return RowsToCome(np.array(self.rows, np.int64), self.starts + 1, self.shared, self.split_tokens)
+
+
+class _Change(NamedTuple):
+    """New values of lines of a tensor on the device."""
+
+    target: Tensor
+    lines: Int64s  # [n]
+    values: Int64s  # [n] or [n, width]
+
+
+class ResidentRows:
+    """For one thread. Whatever it tells the device holds for what the device is given from then on."""
+
+    def __init__(self, tables: PageTable, num_pools: int, max_rows: int, device: torch.device) -> None:
+        """`tables`: the host's, of lines 0 .. max_rows - 1. The device has one line more, which is nobody's."""
+        self._of_host = [tables.table(PoolId(pool)) for pool in range(num_pools)]
+        self._device = device
+        self._max_rows, num_lines = max_rows, max_rows + 1
+        self.last_drawn = torch.zeros(num_lines, dtype=torch.int64, device=device)  # [lines]
+        self.positions = torch.zeros(num_lines, dtype=torch.int64, device=device)  # [lines] computed next
+        self.rules = torch.from_numpy(idle_rules()).repeat(num_lines, 1).to(device)  # [lines, NUM_RULES]
+        self._lines = torch.full((max_rows,), max_rows, dtype=torch.int64, device=device)  # of the step
+        self._num_rows = torch.zeros(1, dtype=torch.int32, device=device)
+        self._tables = tuple(
+            torch.zeros((num_lines, table.shape[1]), dtype=torch.int32, device=device) for table in self._of_host
+        )
+        self._rows: tuple[RowId, ...] = ()
+        """Rows of the last step that was told of."""
+        self._index = np.zeros(0, np.int64)  # `_rows` as an array
+        self._next = np.zeros(num_lines, np.int64)  # `positions`, once the device has done what it was given
+        self._new_rules: dict[RowId, Int64s] = {}
+        self._new_pages: list[PageUpdate] = []
+
+    def on_device(self, num_rows: int) -> RowsOnDevice:
+        """Where the device finds the rows of a step of at most so many."""
+        return RowsOnDevice(self._lines[:num_rows], self._num_rows, self.positions, self._tables)
+
+    def open(self, row: RowId, rules: Int64s) -> None:
+        """Another request has the row; `rules` [NUM_RULES]."""
+        self._new_rules[row] = rules
+
+    def write_pages(self, updates: Iterable[PageUpdate]) -> None:
+        """The host's tables have new pages."""
+        self._new_pages.extend(updates)
+
+    def prepare(self, step: DecodingRows) -> None:
+        """Tell the device what it needs to know for this step."""
+        if step.rows != self._rows:
+            self._rows, self._index = step.rows, np.array(step.rows, np.int64)
+            lines = np.full(self._max_rows, self._max_rows, np.int64)
+            lines[: len(self._index)] = self._index
+            self._tell([*self._changes(step), _Change(self._lines, np.arange(self._max_rows), lines)])
+            self._num_rows.fill_(len(step.rows))
+        elif changes := self._changes(step):
+            self._tell(changes)
+
+    def advance(self) -> None:
+        """The device was given a step, in which each row draws a token."""
+        self._next[self._index] += 1
+
+    def forget(self) -> None:
+        """A step failed: what the device has of it is not known."""
+        self._next.fill(_UNKNOWN)
+
+    def _changes(self, step: DecodingRows) -> list[_Change]:
+        changes = []
+        if not np.array_equal(self._next[self._index], step.starts):
+            self._next[self._index] = step.starts
+            changes.append(_Change(self.positions, self._index, step.starts))
+        if step.given:
+            rows, tokens = (np.array(list(part), np.int64) for part in (step.given, step.given.values()))
+            changes.append(_Change(self.last_drawn, rows, tokens))
+        if self._new_rules:
+            lines = np.array(list(self._new_rules), np.int64)
+            changes.append(_Change(self.rules, lines, np.stack(list(self._new_rules.values()))))
+            self._new_rules.clear()
+        if self._new_pages:
+            changes += self._page_changes()
+        return changes
+
+    def _page_changes(self) -> list[_Change]:
+        """As the tables are now: what was written more than once has the same value each time."""
+        changes = []
+        for pool, table in enumerate(self._of_host):
+            updates = [update for update in self._new_pages if update.pool == pool]
+            if updates:
+                width = table.shape[1]
+                firsts = [update.row * width + update.first_index for update in updates]
+                spans = [np.arange(first, first + len(of.pages)) for first, of in zip(firsts, updates, strict=True)]
+                places = np.concatenate(spans)
+                changes.append(_Change(self._tables[pool].view(-1), places, table.reshape(-1)[places].astype(np.int64)))
+        self._new_pages.clear()
+        return changes
+
+    def _tell(self, changes: list[_Change]) -> None:
+        packed = np.concatenate([part.reshape(-1) for change in changes for part in (change.lines, change.values)])
+        told, start = on_device(packed, self._device), 0
+        for target, lines, values in changes:
+            end = start + len(lines)
+            of_lines = told[end : end + values.size].view(values.shape).to(target.dtype)
+            target.index_copy_(0, told[start:end], of_lines)
+            start = end + values.size
