@@ -127,7 +127,7 @@ def check_row_work(group_size: int, window_len: int | None) -> None:
 
 
 def tiles_read(tiles: Any, tokens: Any, pages: Any) -> list[tuple[Any, ...]]:
-    """Of each tile its rows' tokens, rows, keys and partial result, and the pages of those keys; in any order."""
+    """Each tile's tokens, rows, keys and partial result, and the pages of those keys; in any order."""
     width, found = pages.shape[1], []
     for first_token, first_row, num_rows, block, low, end, line, part in tiles.reshape(-1, 8).tolist():
         of_keys = pages.reshape(-1)[line + low // 4 : line + (end - 1) // 4 + 1].tolist()

@@ -42,7 +42,7 @@ class DecodingRows:
         return RowsToCome(np.array(self.rows, np.int64), self.starts + 1, self.shared, self.split_tokens)
 
 
-class _Change(NamedTuple):
+class _LineChange(NamedTuple):
     """New values of lines of a tensor on the device."""
 
     target: Tensor
@@ -91,7 +91,7 @@ class ResidentRows:
             self._rows, self._index = step.rows, np.array(step.rows, np.int64)
             lines = np.full(self._max_rows, self._max_rows, np.int64)
             lines[: len(self._index)] = self._index
-            self._tell([*self._changes(step), _Change(self._lines, np.arange(self._max_rows), lines)])
+            self._tell([*self._changes(step), _LineChange(self._lines, np.arange(self._max_rows), lines)])
             self._num_rows.fill_(len(step.rows))
         elif changes := self._changes(step):
             self._tell(changes)
@@ -104,23 +104,23 @@ class ResidentRows:
         """A step failed: what the device has of it is not known."""
         self._next.fill(_UNKNOWN)
 
-    def _changes(self, step: DecodingRows) -> list[_Change]:
+    def _changes(self, step: DecodingRows) -> list[_LineChange]:
         changes = []
         if not np.array_equal(self._next[self._index], step.starts):
             self._next[self._index] = step.starts
-            changes.append(_Change(self.positions, self._index, step.starts))
+            changes.append(_LineChange(self.positions, self._index, step.starts))
         if step.given:
             rows, tokens = (np.array(list(part), np.int64) for part in (step.given, step.given.values()))
-            changes.append(_Change(self.last_drawn, rows, tokens))
+            changes.append(_LineChange(self.last_drawn, rows, tokens))
         if self._new_rules:
             lines = np.array(list(self._new_rules), np.int64)
-            changes.append(_Change(self.rules, lines, np.stack(list(self._new_rules.values()))))
+            changes.append(_LineChange(self.rules, lines, np.stack(list(self._new_rules.values()))))
             self._new_rules.clear()
         if self._new_pages:
             changes += self._page_changes()
         return changes
 
-    def _page_changes(self) -> list[_Change]:
+    def _page_changes(self) -> list[_LineChange]:
         """As the tables are now: what was written more than once has the same value each time."""
         changes = []
         for pool, table in enumerate(self._of_host):
@@ -130,11 +130,13 @@ class ResidentRows:
                 firsts = [update.row * width + update.first_index for update in updates]
                 spans = [np.arange(first, first + len(of.pages)) for first, of in zip(firsts, updates, strict=True)]
                 places = np.concatenate(spans)
-                changes.append(_Change(self._tables[pool].view(-1), places, table.reshape(-1)[places].astype(np.int64)))
+                changes.append(
+                    _LineChange(self._tables[pool].view(-1), places, table.reshape(-1)[places].astype(np.int64))
+                )
         self._new_pages.clear()
         return changes
 
-    def _tell(self, changes: list[_Change]) -> None:
+    def _tell(self, changes: list[_LineChange]) -> None:
         packed = np.concatenate([part.reshape(-1) for change in changes for part in (change.lines, change.values)])
         told, start = on_device(packed, self._device), 0
         for target, lines, values in changes:

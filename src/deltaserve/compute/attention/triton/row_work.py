@@ -51,7 +51,7 @@ class SharedWork(NamedTuple):
 
 
 def shared_work(cut: RowCut, room: int, rows: RowsToCome, line_pages: int) -> SharedWork:
-    """Of a step with room for so many rows; `line_pages`: of the page table.
+    """The shared items of a step with room for so many rows; `line_pages`: of the page table.
 
     Of a window nothing is shared: which splits its rows see whole changes with every step, and it is short.
 
