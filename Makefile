@@ -59,8 +59,8 @@ soak: $(READY) ## Real processes in a storm of faults, MINUTES=30 of it; SEED=N 
 bench: $(READY) ## Every benchmark of docs/performance.md (about 30 minutes, idle machine); some: ARGS="cache e2e"
 	@scripts/bench $(ARGS)
 
-gpu-check: $(READY) ## The tests that need a CUDA device
-	@$(PYTHON) -m pytest tests/gpu $(ARGS)
+gpu-check: $(READY) ## On a GPU: tests/gpu, and whether servers answer rightly there; speed, too: ARGS="--parts card,engine"
+	@PYTHONPATH=src:. $(PYTHON) -m benchmarks.bench_gpu --budget-seconds 900 --parts tests,recall $(ARGS)
 
 format: $(READY) ## Rewrite the sources in the one format
 	@.venv/bin/ruff check --fix --quiet .
