@@ -129,7 +129,7 @@ def run_part(part: str, run: Run, limit_s: float) -> PartResult:
 
 
 def _environment() -> dict[str, str]:
-    """Of a part: it finds these sources, and what this process found."""
+    """A part finds these sources, and what this process found."""
     paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 

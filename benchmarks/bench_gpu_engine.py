@@ -74,7 +74,7 @@ class StepTimes:
         self.steps.append(step)
 
     def medians_ms(self) -> dict[str, float]:
-        """Of the steps that only decode, and had as many rows as most of them: medians in milliseconds."""
+        """Medians in milliseconds: of the steps that only decode, and had as many rows as most of them."""
         decoding = [step for step in self.steps if step.is_decode]
         if len(decoding) < 3:
             return {}

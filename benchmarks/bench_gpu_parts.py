@@ -74,7 +74,7 @@ class Job:
         return folder
 
     def flags(self, *more: str) -> list[str]:
-        """Of `deltaserve serve`."""
+        """Flags of `deltaserve serve`."""
         memory = "0.85" if self.device == "cuda" else "0.2"
         length = str(self.sizes.context_len)
         return ["--device", self.device, "--context-length", length, "--mem-fraction-static", memory, *more]
