@@ -31,7 +31,7 @@ from deltaserve.control.transfer.plane_turns import PollPace
 from deltaserve.core.extents import Copy, Region, Span
 from deltaserve.core.ids import Boot, PeerName, RegionId
 from deltaserve.core.transport import RemoteRank, RemoteRegion, Transport, WriteState
-from deltaserve.transports.local.memory import sealed_file
+from deltaserve.transports.local.memory_access import sealed_file
 from deltaserve.transports.local.transport import LocalTransport
 from deltaserve.transports.nixl.options import NixlOptions, environment
 from deltaserve.transports.nixl.transport import NixlTransport

@@ -70,6 +70,8 @@ LAZY_IMPORTS: dict[str, str] = {
     "deltaserve.core.files.branch_code": "a branch is imported by the name in its line when it is asked for",
     "deltaserve.compute.attention.attention_choice": "what a backend computes with is optional, and asks once imported",
     "deltaserve.commands.bench.sweep_chart": "matplotlib is optional, and only a sweep that draws needs it",
+    "deltaserve.transports.local.kind": "torch and Triton are loaded where pages of a GPU move: nobody else needs them",
+    "deltaserve.transports.nixl.library": "which of NIXL's builds fits depends on torch's",
     "deltaserve.transports.nixl.kind": "NIXL is loaded where pages move by it: nobody else needs that library",
     "deltaserve.cli.dispatch": "the command named on the command line is imported alone: --help must not load torch",
     "deltaserve.commands.verify.verify": "transformers is optional and slow to import: the server is asked first",

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from deltaserve.transports.nixl.options import NixlOptions
-from tests.transports.puppets import POLLING_ONLY, Puppet, Troupe, join
-from tests.transports.worlds import NIXL_OPTIONS
+from tests.transports.puppets import NIXL_OPTIONS, POLLING_ONLY, Puppet, Troupe, join
 
 WINDOW = 32 << 20
 OF_P = 2 * WINDOW

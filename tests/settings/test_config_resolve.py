@@ -53,6 +53,7 @@ def machine_of(**facts: Any) -> MachineFacts:
 
 
 MACHINE = machine_of(device="cpu", num_cores=8, free_bytes=4096 * MIB)
+CUDA = machine_of(device="cuda", num_cores=8, free_bytes=8192 * MIB)
 
 
 def settings(**groups: dict[str, Any]) -> Settings:
@@ -397,15 +398,15 @@ def test_transfers_of_cuda_memory_need_a_transport_for_it() -> None:
     assert resolved(machine=cuda, disaggregation={"transfer_tls": "rc,cuda_copy"}).transfer_tls == "rc,cuda_copy"
 
 
-def test_local_transfers_are_between_cpu_workers_of_one_serve() -> None:
+@pytest.mark.parametrize("machine", [MACHINE, CUDA], ids=["cpu", "cuda"])
+def test_local_transfers_are_between_workers_of_one_serve(machine: MachineFacts) -> None:
     local = {"disaggregation_transfer_backend": "local"}
-    one_serve = dataclasses.replace(MACHINE, transports=transport_facts(in_one_serve=True))
+    one_serve = dataclasses.replace(machine, transports=transport_facts(in_one_serve=True))
     assert resolved(machine=one_serve, disaggregation=local).transfer_backend == "local"
-    cuda = machine_of(device="cuda", num_cores=8, free_bytes=8192 * MIB, transports=transport_facts(in_one_serve=True))
-    for machine in (MACHINE, cuda):
-        assert resolved(machine=machine).transfer_backend == "nixl"
-        with pytest.raises(ConfigError, match="backend local: only between CPU workers of one `deltaserve serve`"):
-            resolved(machine=machine, disaggregation=local)
+    assert resolved(machine=one_serve).transfer_backend == "local"
+    assert resolved(machine=machine).transfer_backend == "nixl"
+    with pytest.raises(ConfigError, match="backend local: only between workers of one `deltaserve serve`"):
+        resolved(machine=machine, disaggregation=local)
 
 
 def test_a_transport_that_reads_no_tls_is_not_chosen_where_one_is_given() -> None:

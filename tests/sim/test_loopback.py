@@ -18,7 +18,7 @@ from deltaserve.sim.loopback import (
     WriteArrival,
     prompt,
 )
-from tests.transports.worlds import REGION, Side, copy, join
+from tests.transports.sides import REGION, Side, copy, join
 
 SIZE = 64
 

@@ -20,7 +20,7 @@ from deltaserve.core.transport import (
     WriteId,
     WriteState,
 )
-from tests.transports.worlds import REGION, Side, World, copy, finish, hear, join, join_ranks, pattern, receive
+from tests.transports.sides import REGION, Side, World, copy, finish, hear, join, join_ranks, pattern, receive
 
 MIB = 1 << 20
 
@@ -375,14 +375,14 @@ def metadata_of_a_dead_endpoint_never_works(world: World) -> None:
 
 def registration_has_its_time_and_limits(world: World) -> None:
     side = world.side("p", MIB)
-    for region in (side.region, Region(RegionId(8), side.region.base, 0, "cpu")):
+    for region in (side.region, Region(RegionId(8), side.region.base, 0, side.region.device)):
         with pytest.raises(TransportError, match="register region"):
             side.transport.register(region)
     side.transport.open(PeerName("d"))
     with pytest.raises(TransportError, match="open d"):
         side.transport.open(PeerName("d"))
     with pytest.raises(TransportError, match="endpoint is open"):
-        side.transport.register(Region(RegionId(8), side.region.base, MIB, "cpu"))
+        side.transport.register(Region(RegionId(8), side.region.base, MIB, side.region.device))
 
 
 def closed_means_closed(world: World) -> None:

@@ -3,6 +3,6 @@
 import os
 
 from deltaserve.transports.nixl.options import environment
-from tests.transports.worlds import NIXL_OPTIONS
+from tests.transports.puppets import NIXL_OPTIONS
 
 os.environ.update(environment(NIXL_OPTIONS))

@@ -13,10 +13,10 @@ from typing import Any
 
 from deltaserve.transports.nixl.options import NixlOptions, environment
 from tests.patience import PATIENCE_S
-from tests.transports.worlds import NIXL_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = Path(__file__).parent / "children" / "puppet.py"
+CHILDREN = Path(__file__).parent / "children"
+NIXL_OPTIONS = NixlOptions(tls="tcp,self", net_devices="lo")
 POLLING_ONLY = NixlOptions(NIXL_OPTIONS.tls, NIXL_OPTIONS.net_devices, progress_delay_us=0)
 
 
@@ -26,6 +26,8 @@ class LocalOptions:
 
     folder: Path
     """Where puppets meet."""
+    memory: str = "host"
+    """What their regions are: see children/puppet_memory.py."""
 
 
 Options = NixlOptions | LocalOptions
@@ -39,13 +41,15 @@ class Puppet:
         ucx: dict[str, str] = {}
         args: list[str | int] = [name, boot, num_bytes]
         if isinstance(options, NixlOptions):
-            args += ["nixl", options.tls, options.net_devices, options.progress_delay_us]
+            script = CHILDREN / "nixl_puppet.py"
+            args += [options.tls, options.net_devices, options.progress_delay_us]
             ucx = environment(options)
         else:
-            args += ["local", str(options.folder)]
+            script = CHILDREN / "puppet.py"
+            args += [str(options.folder), options.memory]
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         self._process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), *map(str, args)],
+            [sys.executable, str(script), *map(str, args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # the library tells of every disconnect

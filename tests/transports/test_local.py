@@ -32,9 +32,11 @@ from deltaserve.transports.local.frames import (
     encode_hello,
     encode_write,
 )
-from deltaserve.transports.local.memory import EpochWord, FarMemory, sealed_file
+from deltaserve.transports.local.memory import EpochWord, FarMemory
+from deltaserve.transports.local.memory_access import sealed_file
 from deltaserve.transports.local.transport import LocalTransport
-from tests.transports.worlds import REGION, LocalWorld, Side, copy, finish, join, pattern, receive
+from tests.transports.local_world import LocalWorld
+from tests.transports.sides import REGION, Side, copy, finish, join, pattern, receive
 
 MIB = 1 << 20
 LARGE = 40 * MIB

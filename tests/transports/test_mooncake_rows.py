@@ -39,7 +39,8 @@ from deltaserve.transports.mooncake.process import EngineProcess
 from deltaserve.transports.mooncake.transport import MooncakeTransport
 from tests.fixtures.mooncake_engines import need_mooncake
 from tests.patience import PATIENCE_S
-from tests.transports.worlds import REGION, MooncakeWorld, Side, copy, finish, join, receive, until
+from tests.transports.sides import REGION, Side, copy, finish, join, receive, until
+from tests.transports.worlds import MooncakeWorld
 
 MIB = 1 << 20
 WINDOW = 32 * MIB

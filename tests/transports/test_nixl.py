@@ -14,7 +14,9 @@ from deltaserve.transports.nixl.endpoint import Batch, NixlEndpoint, batches, me
 from deltaserve.transports.nixl.options import FENCED_BY_CLOSE, NixlOptions, environment
 from deltaserve.transports.nixl.transport import NixlTransport
 from deltaserve.transports.nixl.ucx_environment import ucx_environment
-from tests.transports.worlds import NIXL_OPTIONS, NixlWorld, Side, copy, finish, join, pattern, receive
+from tests.transports.puppets import NIXL_OPTIONS
+from tests.transports.sides import Side, copy, finish, join, pattern, receive
+from tests.transports.worlds import NixlWorld
 
 MIB = 1 << 20
 

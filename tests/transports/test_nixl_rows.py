@@ -27,8 +27,7 @@ from collections.abc import Iterator
 import pytest
 
 from deltaserve.transports.nixl.options import NixlOptions
-from tests.transports.puppets import POLLING_ONLY, Puppet, Troupe, join
-from tests.transports.worlds import NIXL_OPTIONS
+from tests.transports.puppets import NIXL_OPTIONS, POLLING_ONLY, Puppet, Troupe, join
 
 MIB = 1 << 20
 WINDOW = 32 * MIB

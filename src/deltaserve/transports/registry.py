@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
 from deltaserve.core.branches import TRANSPORTS
@@ -101,6 +101,8 @@ class TransportKind:
     """Device, `cpu` or `cuda`, whose memory it moves |-> what --transfer-tls auto is; empty: it reads none."""
     limits: str = ""
     """What it is for, where it is not for all workers; for error lines."""
+    window_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Device |-> most bytes of one write, where what suits most ways is not what suits this one."""
     is_for_one_serve: bool = False
     """Whether both sides must be started by one `serve`."""
     packages: Sequence[str] = ()

@@ -64,7 +64,7 @@ CASES = {
         "nixl",
         "cuda memory",
         _INSTALL_NIXL,
-        "--device cpu, or --disaggregation-mode null",
+        "--disaggregation-transfer-backend local (workers of one serve), or --device cpu",
         device="cuda:0",
         nixl_cu12='ModuleNotFoundError("No module named")',
     ),
@@ -103,7 +103,7 @@ CASES = {
         "mooncake",
         "cuda memory",
         "CPU memory",
-        "--disaggregation-transfer-backend nixl, or --device cpu",
+        "--disaggregation-transfer-backend local (workers of one serve) or nixl, or --device cpu",
         device="cuda:0",
     ),
     "mooncake, an address of another machine": case("mooncake", "host memory", "--transfer-devices")._replace(

@@ -1,34 +1,26 @@
 """A process with one transport that does as it is told: one JSON command per line in, one JSON answer per line out.
 
-    puppet.py NAME BOOT NUM_BYTES nixl TLS NET_DEVICES PROGRESS_DELAY_US
-    puppet.py NAME BOOT NUM_BYTES local FOLDER
+    puppet.py NAME BOOT NUM_BYTES FOLDER MEMORY        over the local transport; nixl_puppet.py: over NIXL
 
 Its one region is filled with a byte on command and compared with a snapshot, so a test can ask which bytes changed and
-when. Commands starting with `raw_` reach past the adapter on purpose: they do what the adapter must never do, to show
-what the library (NIXL) makes of it.
+when.
 """
 
 import json
-import mmap
 import os
 import socket
 import stat
 import sys
 import time
-from ctypes import addressof, c_char
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from nixl_cu12 import _bindings as lib
-
 from deltaserve.core.extents import Copy, Region, Span
-from deltaserve.core.ids import Boot, PeerName, RegionId
-from deltaserve.core.transport import RemoteRank, RemoteRegion, TransportError, WriteId, WriteState
-from deltaserve.transports.local.memory import sealed_file
+from deltaserve.core.ids import PeerName, RegionId
+from deltaserve.core.transport import RemoteRank, RemoteRegion, Transport, TransportError, WriteId, WriteState
 from deltaserve.transports.local.transport import LocalTransport
-from deltaserve.transports.nixl.options import NixlOptions
-from deltaserve.transports.nixl.transport import NixlTransport
+from tests.transports.children.puppet_memory import MEMORY, PuppetMemory
 
 REGION = RegionId(0)
 
@@ -36,24 +28,25 @@ REGION = RegionId(0)
 class Puppet:
     """Public methods without underscore are the commands; arguments and answers are JSON values."""
 
-    def __init__(self, num_bytes: int, transport: LocalTransport | NixlTransport) -> None:
-        file = sealed_file(num_bytes, "puppet") if isinstance(transport, LocalTransport) else None
-        self._memory = mmap.mmap(-1 if file is None else file, num_bytes)
-        self._bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(self._memory, dtype=np.uint8)  # [num_bytes]
-        self._before = self._bytes.copy()  # [num_bytes]
-        self._base = addressof(c_char.from_buffer(self._memory))
+    def __init__(self, memory: PuppetMemory, transport: Transport) -> None:
+        self._memory = memory
+        self._bytes = memory.bytes
+        self._before = self._bytes + 0  # a copy
         self._transport = transport
-        self._transport.register(Region(REGION, self._base, num_bytes, "cpu", file))
+        region = Region(REGION, memory.base, len(self._bytes), memory.device, memory.file)
+        self._transport.register(region)
+        self._peers: set[PeerName] = set()
 
     # ------------------------------------------------ the seam
 
     def open(self, peer: str) -> dict[str, Any]:
         """This side as the peer must know it."""
         metadata = self._transport.open(PeerName(peer))
-        return {"metadata": metadata.hex(), "base": self._base, "num_bytes": len(self._memory)}
+        self._peers.add(PeerName(peer))
+        return {"metadata": metadata.hex(), "base": self._memory.base, "num_bytes": len(self._bytes)}
 
     def attach(self, peer: str, other: dict[str, Any]) -> None:
-        region = RemoteRegion(REGION, other["base"], other["num_bytes"], "cpu")
+        region = RemoteRegion(REGION, other["base"], other["num_bytes"], self._memory.device)
         self._transport.attach(PeerName(peer), [RemoteRank(bytes.fromhex(other["metadata"]), (region,))])
 
     def write(self, peer: str, offset: int, num_bytes: int, pieces: int = 1) -> int | None:
@@ -67,7 +60,7 @@ class Puppet:
 
     def flood(self, peer: str, num_bytes: int, pieces: int, rounds: int) -> int:
         """Write again and again until refused, the two halves of the region in turn; how many writes were posted."""
-        half, size = len(self._memory) // 2, num_bytes // pieces
+        half, size = len(self._bytes) // 2, num_bytes // pieces
         self._bytes[:half], self._bytes[half:] = 1, 2
         for turn in range(rounds):
             sources = [Span(REGION, half * (turn % 2) + i * size, size) for i in range(pieces)]
@@ -108,11 +101,17 @@ class Puppet:
 
     def reset(self) -> None:
         """As new, but for the age of the process: no endpoints, empty memory."""
-        for peer in list(self._transport._endpoints):
+        for peer in self._peers:
             self._transport.fence(peer)
-        self._bytes[:] = self._before[:] = 0
+        self._peers.clear()
+        self._bytes[:] = 0
+        self._before[:] = 0
 
     # ------------------------------------------------ its memory
+
+    def settle_memory(self) -> None:
+        """What the memory was filled with is there for everybody."""
+        self._memory.settle()
 
     def fill(self, value: int) -> None:
         self._bytes[:] = value
@@ -122,10 +121,10 @@ class Puppet:
 
     def num_changed(self, end: int | None = None) -> int:
         """Bytes below `end` (None: all) that differ from the snapshot."""
-        return int(np.count_nonzero(self._bytes[:end] != self._before[:end]))
+        return int((self._bytes[:end] != self._before[:end]).sum())
 
     def count(self, value: int) -> int:
-        return int(np.count_nonzero(self._bytes == value))
+        return int((self._bytes == value).sum())
 
     def settle(self, polls: bool, end: int | None = None, give_up_s: float = 20.0) -> int:
         """Wait until the number of changed bytes stands still, polling the transport meanwhile if asked to.
@@ -178,28 +177,6 @@ class Puppet:
         """End without `close`: what the adapter's last net must survive."""
         raise SystemExit(0)
 
-    # ------------------------------------------------ what the adapter never does
-
-    def _nixl(self) -> NixlTransport:
-        assert isinstance(self._transport, NixlTransport)
-        return self._transport
-
-    def raw_release(self, write: int) -> str:
-        peer, posted = self._nixl()._writes[WriteId(write)]
-        handle, posted.handle = posted.handle, None  # a second release at the fence would be a use after free
-        assert handle is not None
-        return str(self._nixl()._endpoints[peer]._live().releaseXferReq(handle))
-
-    def raw_forget_peer(self, peer: str) -> str:
-        endpoint = self._nixl()._endpoints[PeerName(peer)]
-        return str(endpoint._live().invalidateRemoteMD(endpoint.ranks[0].agent))
-
-    def raw_deregister(self, peer: str) -> str:
-        endpoint = self._nixl()._endpoints[PeerName(peer)]
-        descriptors = [(self._base, len(self._memory), 0, "")]
-        dlist = lib.nixlRegDList(lib.DRAM_SEG, descriptors)
-        return str(endpoint._live().deregisterMem(dlist, [endpoint._backend]))
-
 
 def _socket_fds() -> list[int]:
     fds = []
@@ -212,22 +189,22 @@ def _socket_fds() -> list[int]:
     return fds
 
 
-def make_transport(name: str, boot: int, kind: str, options: list[str]) -> LocalTransport | NixlTransport:
-    if kind == "local":
-        return LocalTransport(Path(options[0]))
-    tls, net_devices, delay_us = options
-    return NixlTransport(PeerName(name), Boot(boot), NixlOptions(tls, net_devices, int(delay_us)))
-
-
-def main() -> None:
-    name, boot, num_bytes, kind, *options = sys.argv[1:]
+def perform(make: Callable[[], Puppet]) -> None:
+    """Do what is said on stdin, to its end."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # UCX logs to stdout
-        puppet = Puppet(int(num_bytes), make_transport(name, int(boot), kind, options))
+        puppet = make()
         for line in sys.stdin:
             command = json.loads(line)
             answer = getattr(puppet, command.pop("do"))(**command)
+            puppet.settle_memory()
             print(json.dumps(answer), file=answers, flush=True)
+
+
+def main() -> None:
+    _, _, num_bytes, folder, kind = sys.argv[1:]
+    memory = MEMORY[kind](int(num_bytes))
+    perform(lambda: Puppet(memory, LocalTransport(Path(folder), memory.access)))
 
 
 if __name__ == "__main__":

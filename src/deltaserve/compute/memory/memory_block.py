@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import logging
 import mmap
 import os
 import weakref
@@ -10,9 +11,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from deltaserve.compute.memory.exported_memory import exported_zeros
 from deltaserve.core.extents import Region
 from deltaserve.core.ids import RegionId
 from deltaserve.core.transport import Sharing
+from deltaserve.transports.cuda_driver import CudaError
+
+_log = logging.getLogger(__name__)
 
 _FUTURE_WRITE = 0x10
 """F_SEAL_FUTURE_WRITE, which Python names from 3.13 on: what is mapped stays writable, nothing else becomes it."""
@@ -40,13 +45,15 @@ class MemoryBlock:
         num_bytes: int,
         device: torch.device,
         sharing: Sharing = Sharing.PRIVATE,
-        allocate: DeviceAllocator = zeros_on,
+        allocate: DeviceAllocator | None = None,
     ) -> None:
-        """`allocate`: for devices other than the CPU."""
+        """`allocate`: for devices other than the CPU. None: torch's own, or what peers can map where they read it."""
         self.file: int | None = None
         """Descriptor of shared memory; closed with this object."""
-        if device.type != "cpu" or num_bytes == 0:
-            self.data = allocate(num_bytes, device)  # [num_bytes]
+        if device.type == "cuda" and sharing is Sharing.READERS and allocate is None and num_bytes:
+            self._export(num_bytes, device)
+        elif device.type != "cpu" or num_bytes == 0:
+            self.data = (allocate or zeros_on)(num_bytes, device)  # [num_bytes]
             if (self.data.numel(), self.data.dtype) != (num_bytes, torch.uint8):
                 raise ValueError(f"an allocator gave {self.data.numel()} x {self.data.dtype} for {num_bytes} bytes")
         elif sharing is Sharing.PRIVATE:
@@ -58,6 +65,17 @@ class MemoryBlock:
             self.data = _tensor(mmap.mmap(self.file, num_bytes, flags=mmap.MAP_SHARED))
             if sharing is Sharing.READERS:
                 fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _READ_ONLY_TO_OTHERS)
+
+    def _export(self, num_bytes: int, device: torch.device) -> None:
+        """Where there is no such memory the transport says so when it is to move some: a worker without peers needs
+        none."""
+        try:
+            self.data, self.file = exported_zeros(num_bytes, device)
+        except CudaError as error:
+            _log.warning("no memory of %s that other processes could map: %s", device, error)
+            self.data = zeros_on(num_bytes, device)
+        else:
+            weakref.finalize(self, os.close, self.file)
 
     def region(self, id: RegionId) -> Region:
         return Region(id, self.data.data_ptr(), self.data.numel(), str(self.data.device), self.file)

@@ -36,6 +36,13 @@ class DeviceMemory:
         """`num_pages` per pool of `cache.pools`."""
         self.kv = KvPool(cache, num_pages, device, shard, sharing)
         self._copies = StagedCopies(device)
+        self._device = device
+
+    def work_beside_steps(self) -> None:
+        """For the thread that moves pages: on a GPU what it asks for, copies and checksums, has a stream of its own."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+            torch.cuda.set_stream(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
 
     def regions(self) -> list[tuple[str, Region]]:
         """(component, region): one per group, named as it. Region ids count from 0."""

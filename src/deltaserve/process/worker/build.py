@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ from deltaserve.compute.collective.collective import ALONE, Collective, ProcessC
 from deltaserve.compute.collective.expert_group import ExpertMesh, Partners
 from deltaserve.compute.collective.nccl import NcclCollective
 from deltaserve.compute.executor.runner import ExecutorSizes, TorchExecutor
-from deltaserve.compute.memory.memory_block import DeviceAllocator, MemoryBlock, zeros_on
+from deltaserve.compute.memory.memory_block import DeviceAllocator, MemoryBlock
 from deltaserve.compute.memory.staging_arena import PagesOfGroup, StagingArena
 from deltaserve.control.engine.api import Instance, InstanceConfig
 from deltaserve.control.engine.core import EngineCore
@@ -57,7 +57,7 @@ def build_worker(
     boot: Boot,
     progress: Callable[[str], None],
     ranks: RankProcesses | None,
-    staging_memory: DeviceAllocator = zeros_on,
+    staging_memory: DeviceAllocator | None = None,
 ) -> WorkerParts:
     """Loads the weights and allocates the pools. Raises ConfigError.
 
@@ -88,7 +88,7 @@ def build_worker(
 
 
 def build_rank(
-    spec: WorkerSpec, seat: RankSeat, progress: Callable[[str], None], staging_memory: DeviceAllocator = zeros_on
+    spec: WorkerSpec, seat: RankSeat, progress: Callable[[str], None], staging_memory: DeviceAllocator | None = None
 ) -> RankParts:
     """A further rank of the worker: its part of the weights and of every page. Raises ConfigError."""
     model = _model_of(spec)
@@ -264,7 +264,7 @@ class _Plane:
 
 
 def _plane(
-    spec: WorkerSpec, boot: Boot, executor: TorchExecutor, shard: Shard, staging_memory: DeviceAllocator
+    spec: WorkerSpec, boot: Boot, executor: TorchExecutor, shard: Shard, staging_memory: DeviceAllocator | None
 ) -> DataPlane:
     """A unified worker computes whole answers: it needs a transport only if a prefill worker ever joins it."""
 
@@ -275,14 +275,14 @@ def _plane(
 
 
 def _open_plane(
-    spec: WorkerSpec, boot: Boot, executor: TorchExecutor, shard: Shard, staging_memory: DeviceAllocator
+    spec: WorkerSpec, boot: Boot, executor: TorchExecutor, shard: Shard, staging_memory: DeviceAllocator | None
 ) -> DataPlane:
+    executor.memory.work_beside_steps()
     regions = executor.memory.regions()
-    staging = None
+    staging, kind = None, transport_kind(spec.transport)
+    device = executor.memory.kv.arenas[0].bytes.device
     if spec.staging is not None:
-        device = executor.memory.kv.arenas[0].bytes.device
-        sharing = transport_kind(spec.transport).sharing
-        block = MemoryBlock(spec.staging_bytes, device, sharing, staging_memory)
+        block = MemoryBlock(spec.staging_bytes, device, kind.sharing, staging_memory)
         region = block.region(RegionId(len(regions)))
         staging = _staging(spec.staging, block, region, executor)
         regions = [*regions, (STAGING, region)]
@@ -296,6 +296,8 @@ def _open_plane(
         regions=tuple(_announce(component, region) for component, region in regions),
         checksums=spec.options.verify_checksums,
     )
+    if device.type in kind.window_bytes:
+        config = replace(config, window_bytes=kind.window_bytes[device.type])
     return _Plane(Endpoint(config, transport, executor.memory, staging), transport, StagingLog())
 
 

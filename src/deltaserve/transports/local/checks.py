@@ -12,7 +12,7 @@ from deltaserve.core.extents import Copy, Region, Span
 from deltaserve.core.findings import Level, Line
 from deltaserve.core.ids import PeerName
 from deltaserve.core.transport import RemoteRank, RemoteRegion, TransportError
-from deltaserve.transports.local.memory import sealed_file
+from deltaserve.transports.local.memory_access import sealed_file
 from deltaserve.transports.local.transport import LocalTransport
 from deltaserve.transports.probing import NUM_BYTES, REGION, poll
 from deltaserve.transports.registry import TransportOptions, cannot_open

@@ -17,7 +17,7 @@ import numpy as np
 from deltaserve.core.extents import Copy
 from deltaserve.core.ids import RegionId
 from deltaserve.core.transport import MAX_NOTIFICATION_BYTES, TransportError
-from deltaserve.transports.local.memory import Addresses
+from deltaserve.transports.local.memory_access import Addresses
 
 PACKET_BYTES = 64 << 10
 """Well below the send buffer that every system gives a socket."""

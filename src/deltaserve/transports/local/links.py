@@ -7,18 +7,21 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import numpy as np
 
 from deltaserve.core.transport import TransportError, WriteState
 from deltaserve.transports.local.frames import (
     PACKET_BYTES,
     LocalHello,
     WriteAssembly,
+    WriteFrame,
     decode_ack,
     encode_ack,
     encode_hello,
 )
-from deltaserve.transports.local.memory import FarMemory, RegionTable, copy_bytes
+from deltaserve.transports.local.memory import FarMemory, LocalRegions
+from deltaserve.transports.local.memory_access import Addresses, MemoryAccess
 
 log = logging.getLogger(__name__)
 
@@ -122,43 +125,43 @@ class WriterLink:
         self._packets.close()
 
 
-@dataclass(slots=True)
 class _CopyJob:
     """A write that is being copied."""
 
-    id: int
-    sources: list[int]
-    targets: list[int]
-    lengths: list[int]
-    notification: bytes | None
-    num_copied: int = 0
-    """Copies that are done."""
-    offset: int = 0
-    """Bytes of the next copy that are done."""
-
-    def advance(self, limit: int) -> int:
-        """Copy up to `limit` bytes; how many."""
-        left = limit
-        for at in range(self.num_copied, len(self.lengths)):
-            size = min(self.lengths[at] - self.offset, left)
-            copy_bytes(self.targets[at] + self.offset, self.sources[at] + self.offset, size)
-            left -= size
-            self.offset += size
-            if self.offset == self.lengths[at]:
-                self.num_copied, self.offset = at + 1, 0
-            if not left:
-                break
-        return limit - left
+    def __init__(self, frame: WriteFrame, sources: Addresses, targets: Addresses) -> None:
+        """Addresses of this process."""
+        self.id = frame.id
+        self.notification = frame.notification
+        self._targets, self._sources, self._lengths = targets, sources, frame.spans[-1]
+        self._ends = np.cumsum(self._lengths)  # [copies] bytes up to the end of each
+        self._total = int(self._ends[-1]) if len(self._ends) else 0
+        self._num_copied = 0
 
     @property
     def is_over(self) -> bool:
-        return self.num_copied == len(self.lengths)
+        return self._num_copied == self._total
+
+    def advance(self, access: MemoryAccess, limit: int) -> int:
+        """Copy up to `limit` bytes; how many. Raises TransportError."""
+        begin, end = self._num_copied, min(self._num_copied + limit, self._total)
+        if begin == end:
+            return 0
+        first = int(np.searchsorted(self._ends, begin, "right"))
+        last = int(np.searchsorted(self._ends, end, "left"))
+        these = slice(first, last + 1)
+        targets, sources, lengths = (each[these].copy() for each in (self._targets, self._sources, self._lengths))
+        done = np.uint64(begin - int(self._ends[first] - self._lengths[first]))  # of the first of these
+        targets[0], sources[0], lengths[0] = targets[0] + done, sources[0] + done, lengths[0] - done
+        lengths[-1] -= np.uint64(int(self._ends[last]) - end)
+        access.copy(targets, sources, lengths)
+        self._num_copied = end
+        return end - begin
 
 
 class ReaderLink:
     """The reader's end of a connection from one rank of a peer: copies what it writes, and acknowledges it."""
 
-    def __init__(self, connection: socket.socket, writer: int, memory: FarMemory, regions: RegionTable) -> None:
+    def __init__(self, connection: socket.socket, writer: int, memory: FarMemory, regions: LocalRegions) -> None:
         """`writer`: token of the endpoint at the other end."""
         self.writer = writer
         self.heard: list[bytes] = []
@@ -194,7 +197,7 @@ class ReaderLink:
         self._memory.close()
 
     def _work(self, job: _CopyJob, limit: int) -> int:
-        num_bytes = job.advance(limit)
+        num_bytes = job.advance(self._regions.access, limit)
         if not self._memory.stands():
             self.close()  # the writer has fenced us: what was copied may be anything, and no more comes
         elif job.is_over:
@@ -211,10 +214,10 @@ class ReaderLink:
                 continue
             src_ids, src_offsets, dst_ids, dst_offsets, lengths = frame.spans
             sources = self._memory.table.locate(src_ids, src_offsets, lengths)
-            targets = self._regions.locate(dst_ids, dst_offsets, lengths)
+            targets = self._regions.table.locate(dst_ids, dst_offsets, lengths)
             if sources is None or targets is None:
                 raise TransportError("a write outside the regions of its sides")
-            return _CopyJob(frame.id, sources.tolist(), targets.tolist(), lengths.tolist(), frame.notification)
+            return _CopyJob(frame, sources, targets)
         if not self._packets.is_open:
             self.close()
         return None

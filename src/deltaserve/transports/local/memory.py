@@ -7,65 +7,34 @@ next, at the reader the copy before the word. x86-64 keeps both (stores stay in 
 are ordered by the locked instructions of the interpreter's hand-overs between threads and calls). A machine with weaker
 order (aarch64) needs a full barrier after the store of the word (`dmb ish`) and a load barrier before it is read
 (`dmb ishld`), which Python does not offer: there this transport is refused.
+
+On a GPU the same holds across the device: the reader looks at the word after it has waited for the end of its copies,
+and the writer gives the device nothing that writes to the pages before it has set the word. What a step wrote may be
+read by anybody when the step has been waited for (`LaunchedStep.wait`), and its pages are offered only then: so the
+reader needs no event of the writer's to wait for.
 """
 
 import ctypes
-import fcntl
 import mmap
 import os
 import platform
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from deltaserve.core.extents import Region
 from deltaserve.core.ids import RegionId
 from deltaserve.core.transport import TransportError
+from deltaserve.transports.local.memory_access import Addresses, HostMapping, MappedBlock, MemoryAccess, sealed_file
 
-_FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-"""A file without these can be made shorter under a reader, which then dies of SIGBUS."""
 _WORD_BYTES = mmap.PAGESIZE
 _STANDS, _OVER = 1, 2
-_HELD_BYTES = 256 << 10
-"""A copy up to this size (some 50 us) keeps the interpreter lock: to give it up each time can cost a thread switch."""
-
-Addresses = npt.NDArray[np.uint64]
-
-_MOVE_TYPES = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_move = ctypes.CDLL(None).memmove
-_move.argtypes, _move.restype = _MOVE_TYPES, ctypes.c_void_p
-_move_held = ctypes.PyDLL(None).memmove
-_move_held.argtypes, _move_held.restype = _MOVE_TYPES, ctypes.c_void_p
 
 
 def machine_problem() -> str | None:
     """Why pages cannot be read by others on this machine; None when they can."""
     found = platform.machine()
     return None if found in ("x86_64", "AMD64") else f"the order of memory accesses of {found} is not covered"
-
-
-def copy_bytes(dst: int, src: int, num_bytes: int) -> None:
-    """Copy between two addresses of this process."""
-    (_move_held if num_bytes <= _HELD_BYTES else _move)(dst, src, num_bytes)
-
-
-def check_sealed(file: int, num_bytes: int) -> None:
-    """Raises TransportError unless the file holds `num_bytes` and always will."""
-    try:
-        seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
-    except OSError:
-        seals = 0
-    if seals & _FIXED_SIZE != _FIXED_SIZE or os.fstat(file).st_size < num_bytes:
-        raise TransportError("memory of another size than announced, or one that can change")
-
-
-def sealed_file(num_bytes: int, name: str) -> int:
-    """Descriptor of zeroed memory that anybody it is handed to may map, and whose size nobody can change."""
-    file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(file, num_bytes)
-    fcntl.fcntl(file, fcntl.F_ADD_SEALS, _FIXED_SIZE)
-    return file
 
 
 class EpochWord:
@@ -90,16 +59,16 @@ class EpochWord:
 class FarMemory:
     """A writer's regions and its epoch word, mapped to be read. Does not own the files it is given."""
 
-    def __init__(self, word: int, regions: Mapping[RegionId, tuple[int, int]]) -> None:
+    def __init__(self, word: int, regions: Mapping[RegionId, tuple[int, int]], access: MemoryAccess) -> None:
         """`regions`: (file, bytes) of each. Raises TransportError for files that could harm us."""
-        self._mappings: list[mmap.mmap] = []
+        self._mappings: list[MappedBlock] = []
         try:
-            self._word = ctypes.c_uint64.from_address(self._map(word, _WORD_BYTES))
-            bases = {id: self._map(file, num_bytes) for id, (file, num_bytes) in regions.items()}
-        except (OSError, ValueError, TransportError) as error:
+            self._word = ctypes.c_uint64.from_address(self._keep(HostMapping(word, _WORD_BYTES)))
+            bases = {id: self._keep(access.map(file, num_bytes)) for id, (file, num_bytes) in regions.items()}
+        except TransportError as error:
             self.close()
             raise TransportError(f"cannot map a peer's memory: {error}") from None
-        self.table = RegionTable(Region(id, bases[id], num_bytes, "cpu") for id, (_, num_bytes) in regions.items())
+        self.table = RegionTable(Region(id, bases[id], num_bytes, "") for id, (_, num_bytes) in regions.items())
 
     def stands(self) -> bool:
         """Whether everything copied so far was in place all the time."""
@@ -111,11 +80,9 @@ class FarMemory:
             mapping.close()
         self._mappings.clear()
 
-    def _map(self, file: int, num_bytes: int) -> int:
-        check_sealed(file, num_bytes)
-        mapping = mmap.mmap(file, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+    def _keep(self, mapping: MappedBlock) -> int:
         self._mappings.append(mapping)
-        return int(np.frombuffer(mapping, np.uint8).__array_interface__["data"][0])
+        return mapping.address
 
 
 class RegionTable:
@@ -138,3 +105,12 @@ class RegionTable:
         if (lengths == 0).any() or (lengths > sizes).any() or (offsets > sizes - lengths).any():
             return None
         return self._bases[rows] + offsets
+
+
+class LocalRegions:
+    """This side's regions, all on one device, and what maps and copies there."""
+
+    def __init__(self, regions: Iterable[Region], access: MemoryAccess) -> None:
+        self.all = tuple(regions)
+        self.access = access
+        self.table = RegionTable(self.all)

@@ -15,7 +15,7 @@ import secrets
 import socket
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -46,17 +46,21 @@ from deltaserve.transports.local.frames import (
     encode_write,
 )
 from deltaserve.transports.local.links import ReaderLink, WriterLink
-from deltaserve.transports.local.memory import EpochWord, FarMemory, RegionTable, check_sealed, machine_problem
+from deltaserve.transports.local.memory import EpochWord, FarMemory, LocalRegions, machine_problem
+from deltaserve.transports.local.memory_access import HostAccess, MemoryAccess
 
 log = logging.getLogger(__name__)
 
-_TURN_BYTES = 16 << 20
-"""Most bytes that one call copies: some 4 ms."""
-_SLICE_BYTES = 4 << 20
-"""Most bytes that are copied for one peer in a row while another one waits."""
 _BACKLOG = 128
 """Ranks of a peer connect once each, and may all do so before we look."""
 _CREDENTIALS = struct.Struct("iII")
+
+
+def host_access(device: str) -> MemoryAccess:
+    """The host's memory, and no other. Raises TransportError."""
+    if device != "cpu":
+        raise TransportError(f"it is memory of {device}, and pages of the host are moved here")
+    return HostAccess()
 
 
 class _FarRank(NamedTuple):
@@ -86,7 +90,7 @@ class _Folder:
 class _LocalEndpoint:
     """One peer, from `open` to `fence`."""
 
-    def __init__(self, peer: PeerName, folder: _Folder, regions: Sequence[Region]) -> None:
+    def __init__(self, peer: PeerName, folder: _Folder, regions: LocalRegions) -> None:
         """Make the socket and the epoch word that peers connect to. Raises OSError."""
         self.peer = peer
         self.card = LocalCard(secrets.randbits(64), secrets.token_hex(16))
@@ -95,7 +99,6 @@ class _LocalEndpoint:
         self.readers: list[ReaderLink] = []
         """Connections of the peer's ranks to us."""
         self._regions = regions
-        self._table = RegionTable(regions)
         self._folder = folder
         self._strangers: list[socket.socket] = []
         """Connections that have said nothing yet."""
@@ -166,8 +169,8 @@ class _LocalEndpoint:
             connection.setblocking(False)
             connection.connect(self._folder.path(card.name))
             _check_user(connection)
-            hello = LocalHello(card.token, self.card.token, tuple((r.id, r.num_bytes) for r in self._regions))
-            files = [region.file for region in self._regions if region.file is not None]
+            hello = LocalHello(card.token, self.card.token, tuple((r.id, r.num_bytes) for r in self._regions.all))
+            files = [region.file for region in self._regions.all if region.file is not None]
             return WriterLink(connection, hello, [self._word.file, *files])
         except (OSError, TransportError):
             connection.close()
@@ -201,19 +204,27 @@ class _LocalEndpoint:
         if len(files) != 1 + len(hello.regions):
             raise TransportError("its files do not go with its regions")
         regions = {id: (file, size) for (id, size), file in zip(hello.regions, files[1:], strict=True)}
-        return ReaderLink(connection, hello.writer, FarMemory(files[0], regions), self._table)
+        memory = FarMemory(files[0], regions, self._regions.access)
+        return ReaderLink(connection, hello.writer, memory, self._regions)
 
 
 class LocalTransport:
-    """`Transport` between processes of one user on one machine. Regions must be shared memory of fixed size."""
+    """`Transport` between processes of one user on one machine.
 
-    def __init__(self, folder: Path) -> None:
-        """`folder`: private, and the same for all peers. Raises TransportError."""
+    Regions are memory of fixed size that has a descriptor, all of one rank on one device.
+    """
+
+    def __init__(self, folder: Path, access_to: Callable[[str], MemoryAccess] = host_access) -> None:
+        """`folder`: private, and the same for all peers. `access_to`: what maps and copies memory of a device, named as
+        in Region. Raises TransportError."""
         problem = machine_problem()
         if problem is not None:
             raise TransportError(f"local transport: {problem}")
         self._folder = _Folder(folder)
         self._regions: dict[RegionId, Region] = {}
+        self._access_to = access_to
+        self._access: MemoryAccess = HostAccess()
+        """Of the device of all regions."""
         self._endpoints: dict[PeerName, _LocalEndpoint] = {}
         self._writes: dict[WriteId, tuple[PeerName, WriterLink]] = {}
         self._write_ids = itertools.count(1)
@@ -234,10 +245,14 @@ class LocalTransport:
             raise TransportError(f"register region {region.id}: an endpoint is open already")
         if region.id in self._regions or region.num_bytes <= 0 or region.base <= 0:
             raise TransportError(f"register region {region.id}: id in use, or no memory")
-        if region.device != "cpu" or region.file is None or len(self._regions) == MAX_REGIONS:
+        if region.file is None or len(self._regions) == MAX_REGIONS:
             raise TransportError(f"register region {region.id}: one of too many, or not memory that peers could map")
         try:
-            check_sealed(region.file, region.num_bytes)
+            if not self._regions:
+                self._access = self._access_to(region.device)
+            elif region.device not in {known.device for known in self._regions.values()}:
+                raise TransportError(f"it is on {region.device}, those before it are not")
+            self._access.check(region.file, region.num_bytes)
         except TransportError as error:
             raise TransportError(f"register region {region.id}: {error}") from None
         # A descriptor of its own: whose the file is may close it and keep the memory.
@@ -247,7 +262,8 @@ class LocalTransport:
         if self._closed or peer in self._endpoints:
             raise TransportError(f"open {peer}: the transport is closed or has an endpoint for it")
         try:
-            endpoint = self._endpoints[peer] = _LocalEndpoint(peer, self._folder, list(self._regions.values()))
+            regions = LocalRegions(self._regions.values(), self._access)
+            endpoint = self._endpoints[peer] = _LocalEndpoint(peer, self._folder, regions)
         except OSError as error:
             raise TransportError(f"open {peer}: {error.strerror}") from None
         return encode_card(endpoint.card)
@@ -314,7 +330,7 @@ class LocalTransport:
         self._closed = True
 
     def _progress(self) -> None:
-        """Let all connections move, and copy for everybody in turn, up to `_TURN_BYTES`."""
+        """Let all connections move, and copy for everybody in turn, up to so many bytes as a turn has."""
         for endpoint in self._endpoints.values():
             endpoint.exchange()
         readers = [reader for endpoint in self._endpoints.values() for reader in endpoint.readers if reader.is_open]
@@ -322,10 +338,10 @@ class LocalTransport:
             return
         first = next(self._turns) % len(readers)
         waiting = deque(readers[first:] + readers[:first])
-        left = _TURN_BYTES
+        left = self._access.turn_bytes
         while waiting and left > 0:
             reader = waiting.popleft()
-            cost = reader.advance(min(left, _SLICE_BYTES))
+            cost = reader.advance(min(left, self._access.slice_bytes))
             left -= cost
             if cost:
                 waiting.append(reader)

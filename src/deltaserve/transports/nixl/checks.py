@@ -18,7 +18,7 @@ from deltaserve.core.extents import Copy, Region, Span
 from deltaserve.core.findings import Level, Line
 from deltaserve.core.ids import Boot, PeerName
 from deltaserve.core.transport import RemoteRank, RemoteRegion, TransportError
-from deltaserve.transports.nixl.options import PACKAGES
+from deltaserve.transports.nixl.library import cuda_major, fitting_packages
 from deltaserve.transports.nixl.ucx_environment import ucx_environment
 from deltaserve.transports.probing import NUM_BYTES, REGION, poll
 from deltaserve.transports.registry import TransportOptions, cannot_open, installed_version, transport_kind
@@ -43,11 +43,12 @@ def check(options: TransportOptions | None) -> Iterator[Line]:
 
 
 def _library() -> Line:
-    found = installed_version(PACKAGES)
+    packages = fitting_packages(cuda_major())
+    found = installed_version(packages)
     if found is not None:
         return Line(Level.OK, "library", " ".join(found))
     why = "workers between which pages move by nixl need it, on several machines all"
-    return Line(Level.WARN, "library", f"{PACKAGES[0]} is not installed; {why}")
+    return Line(Level.WARN, "library", f"{packages[0]} is not installed; {why}")
 
 
 def _cannot(problem: object) -> str:

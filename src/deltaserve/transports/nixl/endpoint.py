@@ -12,13 +12,14 @@ import weakref
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
-
-from nixl_cu12 import _bindings as lib
+from typing import Any, NamedTuple
 
 from deltaserve.core.extents import Copy, Region
 from deltaserve.core.ids import PeerName, RegionId
 from deltaserve.core.transport import MAX_METADATA_BYTES, RemoteRegion, TransportError, WriteState
+from deltaserve.transports.nixl.library import load_bindings
+
+lib = load_bindings()
 
 BACKEND = "UCX"
 _MAGIC = b"DSN1"
@@ -31,7 +32,7 @@ Batch = tuple[str, list[Descriptor], str, list[Descriptor]]
 """(source memory, descriptors, target memory, descriptors): NIXL wants one kind of memory per side."""
 
 
-def agent_config(progress_delay_us: int) -> lib.nixlAgentConfig:
+def agent_config(progress_delay_us: int) -> Any:
     """A progress thread that wakes at least every `progress_delay_us`, if this build can be told so; else none.
 
     The library's own Python wrapper sets the delay to 0, which spins a whole core.
@@ -44,7 +45,7 @@ def agent_config(progress_delay_us: int) -> lib.nixlAgentConfig:
     return config
 
 
-def _accepts_delay(config: lib.nixlAgentConfig, delay_us: int) -> bool:
+def _accepts_delay(config: Any, delay_us: int) -> bool:
     try:
         config.pthrDelay = delay_us
     except AttributeError:
@@ -102,14 +103,14 @@ class Write:
 class NixlEndpoint:
     """Owns the agent for one peer, and all its handles. After `destroy` nothing else may be called."""
 
-    def __init__(self, name: str, peer: PeerName, config: lib.nixlAgentConfig, regions: Sequence[Region]) -> None:
+    def __init__(self, name: str, peer: PeerName, config: Any, regions: Sequence[Region]) -> None:
         self.name = name
         self.peer = peer
         self.ranks: tuple[FarRank, ...] = ()
         """Ranks of the peer; empty until it is attached."""
         self._stuck: list[int] = []
         """Handles of writes that ended in ERROR: perhaps still in flight, so not released before the agent goes."""
-        self._agent: lib.nixlAgent | None = lib.nixlAgent(name, config)
+        self._agent: Any | None = lib.nixlAgent(name, config)
         try:
             self._backend = self._live().createBackend(BACKEND, {})
             for region in regions:
@@ -257,10 +258,10 @@ class NixlEndpoint:
         write.batches.clear()
         return WriteState.ERROR
 
-    def _live(self) -> lib.nixlAgent:
+    def _live(self) -> Any:
         assert self._agent is not None, f"{self.name} is destroyed"
         return self._agent
 
 
-def _segment(memory: str) -> lib.nixl_mem_t:
+def _segment(memory: str) -> Any:
     return lib.VRAM_SEG if memory == "VRAM" else lib.DRAM_SEG

@@ -8,7 +8,8 @@ from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Boot, PeerName
 from deltaserve.core.transport import Evidence, Sharing, Transport, TransportError
 from deltaserve.transports.nixl.checks import check
-from deltaserve.transports.nixl.options import FENCED_BY_CLOSE, INSTALL, PACKAGES, NixlOptions
+from deltaserve.transports.nixl.library import cuda_major, fitting_packages, how_to_install
+from deltaserve.transports.nixl.options import FENCED_BY_CLOSE, NixlOptions
 from deltaserve.transports.nixl.ucx_environment import ucx_environment
 from deltaserve.transports.registry import (
     DataAddress,
@@ -53,8 +54,8 @@ KIND = TransportKind(
     sharing=Sharing.PRIVATE,
     evidence=Evidence.COMPLETION,
     tls={"cpu": "tcp,self", "cuda": "tcp,cuda_copy,self"},
-    packages=PACKAGES,
-    install=INSTALL,
+    packages=fitting_packages(cuda_major()),
+    install=how_to_install(cuda_major()),
     hint="look at --transfer-tls and --transfer-devices",
     make=_make,
     checks=check,

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from deltaserve.transports.nixl.ucx_environment import ucx_environment
 
-INSTALL = "pip install nixl-cu12"
-PACKAGES = ("nixl-cu12",)
 FENCED_BY_CLOSE = frozenset({"tcp", "self", "cuda_copy"})
 """UCX transports whose late bytes stop when the receiver destroys its endpoint: bytes pass through its own process.
 

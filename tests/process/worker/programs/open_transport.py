@@ -18,7 +18,7 @@ from deltaserve.core.layout.dtype import DType
 from deltaserve.core.transport import TransportError
 from deltaserve.process.worker.transports import open_transport
 from deltaserve.process.worker.worker_spec import WorkerSpec
-from deltaserve.transports.local.memory import sealed_file
+from deltaserve.transports.local.memory_access import sealed_file
 
 NUM_BYTES = 4096
 

@@ -1,0 +1,113 @@
+"""Memory of a GPU behind `MemoryAccess`: mapped by its allocation's descriptor, copied by one kernel over a table.
+
+The copies have a stream of their own, beside that of the steps, and are waited for: between two calls none is under
+way, so the end of the stream is the fence, as the return of memmove is on the host.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from deltaserve.core.transport import TransportError
+from deltaserve.transports.cuda_driver import CudaDriver, CudaError, CudaMapping
+from deltaserve.transports.local.memory_access import Addresses
+from deltaserve.transports.local.pieces import Pieces, cut
+from deltaserve.transports.local.triton_copies import copy_pieces
+
+log = logging.getLogger(__name__)
+
+_PROGRAMS = 64
+"""Most programs of the kernel: half of a large GPU's multiprocessors, which are enough for a third of its bandwidth.
+The steps beside it go on with the others."""
+_BLOCK = 2048
+"""What a program has under way at once: 8 bytes each where all is aligned, or else single bytes."""
+_NUM_WARPS = 8
+_WIDE_TRIAL, _BYTE_TRIAL = 200_000, 70_001
+"""Bytes that are copied to try the kernel: more than a piece, and not whole ones."""
+
+
+class _Block:
+    """A peer's memory, mapped."""
+
+    def __init__(self, mapping: CudaMapping) -> None:
+        self.address = mapping.address
+        self._mapping = mapping
+
+    def close(self) -> None:
+        try:
+            self._mapping.close()
+        except CudaError as error:  # of a device that is lost: the addresses stay taken
+            log.warning("a peer's memory stays mapped: %s", error)
+
+
+class CudaAccess:
+    """Memory of one GPU, and of peers' GPUs that it reaches."""
+
+    turn_bytes = 1 << 30
+    """A few milliseconds at the most."""
+    slice_bytes = 256 << 20
+
+    def __init__(self, device: str) -> None:
+        """`device`: `cuda:N`. For the thread that makes it. Compiles the kernel and tries it. Raises TransportError."""
+        self._device = torch.device(device)
+        with _as_transport_errors():
+            torch.cuda.set_device(self._device)
+            self._driver = CudaDriver(self._device.index)
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._try()
+
+    def check(self, file: int, num_bytes: int) -> None:
+        self.map(file, num_bytes).close()
+
+    def map(self, file: int, num_bytes: int) -> _Block:
+        with _as_transport_errors():
+            return _Block(self._driver.map(file, num_bytes))
+
+    def copy(self, targets: Addresses, sources: Addresses, lengths: Addresses) -> None:
+        pieces = cut(targets, sources, lengths)
+        with _as_transport_errors(), torch.cuda.stream(self._stream):
+            end = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            try:
+                self._launch(pieces)
+            finally:
+                end.record(self._stream)
+                end.synchronize()
+
+    def _launch(self, pieces: Pieces) -> None:
+        """In the current stream."""
+        num_pieces = pieces.table.shape[1]
+        # Pinned: an ordinary copy waits for more than this stream.
+        table = torch.from_numpy(pieces.table).pin_memory().to(self._device, non_blocking=True)
+        programs = (min(num_pieces, _PROGRAMS),)
+        copy_pieces[programs](table, num_pieces, IS_WIDE=pieces.is_wide, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
+
+    def _try(self) -> None:
+        """Raises TransportError where the kernel copies something else than it should."""
+        for size, first in ((_WIDE_TRIAL, 0), (_BYTE_TRIAL, 3)):
+            with torch.cuda.stream(self._stream):
+                source = torch.arange(1 << 18, device=self._device, dtype=torch.int64).view(torch.uint8)
+                target = torch.zeros_like(source)
+            self._stream.synchronize()
+            spans = np.array([[target.data_ptr() + first], [source.data_ptr() + first], [size]], np.uint64)
+            self.copy(*spans)
+            with torch.cuda.stream(self._stream):
+                wanted = torch.zeros_like(source)
+                wanted[first : first + size] = source[first : first + size]
+                is_right = torch.equal(target, wanted)
+            if not is_right:
+                raise TransportError(f"the kernel that copies pages is wrong on {self._device}")
+
+
+@contextmanager
+def _as_transport_errors() -> Iterator[None]:
+    """Whatever CUDA, torch or the compiler raise is the transport's error."""
+    try:
+        yield
+    except TransportError:
+        raise
+    except Exception as error:  # they share no base class
+        line = str(error).strip().partition("\n")[0]
+        raise TransportError(f"{type(error).__name__}: {line}") from error
