@@ -13,7 +13,7 @@ from tests.transports.host_card import HostCard
 
 
 class PrivateMemory:
-    """Of the host, and nobody else's."""
+    """Memory of the host, and nobody else's."""
 
     device = "cpu"
     file: int | None = None
@@ -37,7 +37,7 @@ class PrivateMemory:
 
 
 class SharedMemory(PrivateMemory):
-    """Of the host, in a file that peers map."""
+    """Memory of the host, in a file that peers map."""
 
     def __init__(self, num_bytes: int) -> None:
         self.file = sealed_file(num_bytes, "puppet")
@@ -48,7 +48,7 @@ class SharedMemory(PrivateMemory):
 
 
 class CardMemory(SharedMemory):
-    """Of the host, in place of a card's."""
+    """Memory of the host, in place of a card's."""
 
     device = "cuda:0"
 
@@ -57,7 +57,7 @@ class CardMemory(SharedMemory):
 
 
 class CudaMemory(PrivateMemory):
-    """Of the first GPU, as the arenas of a worker are allocated."""
+    """Memory of the first GPU, as the arenas of a worker are allocated."""
 
     device = "cuda:0"
 

@@ -29,7 +29,7 @@ _WIDE_TRIAL, _BYTE_TRIAL = 200_000, 70_001
 """Bytes that are copied to try the kernel: more than a piece, and not whole ones."""
 
 
-class _Block:
+class _PeerMemory:
     """A peer's memory, mapped."""
 
     def __init__(self, mapping: CudaMapping) -> None:
@@ -62,9 +62,9 @@ class CudaAccess:
     def check(self, file: int, num_bytes: int) -> None:
         self.map(file, num_bytes).close()
 
-    def map(self, file: int, num_bytes: int) -> _Block:
+    def map(self, file: int, num_bytes: int) -> _PeerMemory:
         with _as_transport_errors():
-            return _Block(self._driver.map(file, num_bytes))
+            return _PeerMemory(self._driver.map(file, num_bytes))
 
     def copy(self, targets: Addresses, sources: Addresses, lengths: Addresses) -> None:
         pieces = cut(targets, sources, lengths)

@@ -224,7 +224,7 @@ class LocalTransport:
         self._regions: dict[RegionId, Region] = {}
         self._access_to = access_to
         self._access: MemoryAccess = HostAccess()
-        """Of the device of all regions."""
+        """What maps and copies on the device of all regions."""
         self._endpoints: dict[PeerName, _LocalEndpoint] = {}
         self._writes: dict[WriteId, tuple[PeerName, WriterLink]] = {}
         self._write_ids = itertools.count(1)
