@@ -111,8 +111,8 @@ class Nothing:
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         drawn = (Sampled(7),)
-        items = tuple(ItemResult(item.row, drawn if item.samples else ()) for item in plan.items)
-        return Over(StepResult(plan.step, items, seconds=1e-3))
+        items = tuple(ItemResult(item.row, drawn if item.samples else ()) for item in plan.others)
+        return Over(StepResult(plan.step, items, seconds=1e-3, decoded=pack_u32([7]) * plan.num_going_on))
 
 
 EXECUTORS: dict[str, Callable[[Load], Launcher]] = {"nothing": lambda load: Nothing()}

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from deltaserve.control.cache.pages import PageState
 from deltaserve.control.sched.needs import Needs
-from deltaserve.control.sched.plan import ItemResult, PlanItem, Sampled, StepPlan, StepResult, TokenOf, TokenValues
+from deltaserve.control.sched.plan import ItemResult, PlanItem, Sampled, StepPlan, StepResult, TokenOf
 from deltaserve.control.sched.queue import TryOutcome
 from deltaserve.control.sched.request import Origin, Request
 from deltaserve.control.sched.sched_config import SchedConfig
@@ -49,7 +49,7 @@ def configs(draw: st.DrawFn) -> SchedConfig:
         state_chunk_len=draw(st.integers(1, 6)),
         state_interval_len=draw(st.sampled_from([None, None, 1, 8])),
         max_drafts=draw(st.sampled_from([0, 0, 1, 5])),
-        num_ahead=draw(st.integers(0, 1)),
+        num_ahead=draw(st.integers(0, 2)),
         step_target_s=draw(st.sampled_from([None, None, 2.0])),
         drafts_take_places=draw(st.booleans()),
     )
@@ -218,30 +218,31 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.bench.tables.rows.keys() == running
         self.check_tables(plan)
 
-    @precondition(lambda self: len(self.in_flight) == 1)
+    @precondition(lambda self: self.in_flight)
     @rule()
     def plan_behind(self) -> None:
-        """A second step, whose rows go on behind what the first one will draw. Nobody makes way for it."""
-        (first,) = self.in_flight
+        """A further step, whose rows go on behind what those before will draw. Nobody makes way for it."""
+        last = self.in_flight[-1]
         if not self.scheduler.steps.has_work():
             self.no_more_plans()
             return
-        assert all(item.is_decode and not item.num_drafts for item in first.items)
+        assert all(item.is_decode and not item.num_drafts for item in last.items)
         running = [r for r in self.scheduler.running if r not in self.ended_in_flight]
         plan = self.scheduler.steps.plan()
         assert not self.scheduler.running.has_retracted
         if plan is None:
             return
-        self.in_flight.append(plan)
-        named, by_row = {item.row for item in first.items}, {r.row: r for r in running}
+        by_row = {r.row: r for r in running}
         for item in plan.items:
             request = by_row[item.row]
-            if item.row not in named:
+            count = sum(item.row in {other.row for other in before.items} for before in self.in_flight)
+            if not count:
                 assert item.q_start == request.num_computed
                 continue
-            assert item.inputs == TokenOf(first.step)
-            assert (item.q_start, item.q_len, item.samples) == (request.num_tokens, 1, True)
-            assert request.num_tokens + 1 < request.max_len, "behind a last token"
+            assert item.inputs == TokenOf(last.step)
+            assert (item.q_start, item.q_len, item.samples) == (request.num_tokens + count - 1, 1, True)
+            assert request.num_tokens + count < request.max_len, "behind a last token"
+        self.in_flight.append(plan)
 
     def no_more_plans(self) -> None:
         try:
@@ -265,10 +266,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             missing = request.num_tokens - request.num_computed
             assert item.q_start == request.num_computed == before[request]
             assert item.samples == (item.num_known == missing)
-            assert isinstance(item.inputs, TokenValues)
             first, end = item.q_start * 4, (item.q_start + item.num_known) * 4
             drafts = request.guesses.drafts[: item.num_drafts * 4]
-            assert item.inputs.tokens == bytes(request.tokens[first:end]) + drafts
+            assert self.bench.tables.inputs(item) == bytes(request.tokens[first:end]) + drafts
             self.check_drafts(item, request)
             if missing > 1:
                 num_extended += item.q_len
@@ -305,11 +305,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         lines = {row: page_lists(self.bench, request) for row, request in running.items()}
         for row, request in running.items():
             for mine, theirs in zip(tables.rows[row], lines[row], strict=True):
-                assert all(page is None or mine[index] == page for index, page in enumerate(theirs))
+                assert all(  # a later plan tells what was grown since
+                    page is None or known == page for known, page in zip(mine, theirs, strict=False)
+                )
             if request not in self.ended_in_flight:
                 assert tables.tokens[row] == request.tokens[: len(tables.tokens[row])]
         q_starts = {item.row: item.q_start for item in plan.items}
         for item in plan.items:
+            assert len(tables.rows[item.row][0]) * self.config.page_size >= item.q_start + item.q_len
             self.check_pages(running[item.row], item.q_start, item.q_start + item.q_len)
         lines = {row: line[:1] for row, line in lines.items()}
         shared = {row: lines[row] for row in q_starts}
@@ -329,13 +332,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert held.keys() >= set(range(first, -(-end // size)))
             assert len(held) == request.num_held(PoolId(index))
             places = self.config.max_drafts if self.config.drafts_take_places else 0
-            most_len = request.num_tokens + self.config.max_drafts + places
+            most_len = request.num_tokens + self.config.max_drafts + places + self.config.num_ahead
             chunk_len = self.config.chunk_len + 2 * places + self.config.num_ahead * size
             assert len(held) <= kept.most_pages(most_len, chunk_len, size)
 
     @precondition(lambda self: self.in_flight)
-    @rule(token=st.integers(0, 2), num_right=st.integers(0, 5), seconds=st.sampled_from([0.0, 1.0, 3.0]))
-    def commit(self, token: int, num_right: int, seconds: float) -> None:
+    @rule(
+        token=st.integers(0, 2),
+        num_right=st.integers(0, 5),
+        seconds=st.sampled_from([0.0, 1.0, 3.0]),
+        is_compact=st.booleans(),
+    )
+    def commit(self, token: int, num_right: int, seconds: float, is_compact: bool) -> None:
         """A third of the time is that of a draft head."""
         plan = self.in_flight.pop(0)
         results = tuple(self.result(item, token, num_right) for item in plan.items)
@@ -343,9 +351,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.bench.tables.settle(item, max(0, len(result.drawn) - 1))
             if result.drawn:
                 self.bench.tables.draw(plan.step, item.row, result.drawn[-1].token)
-        progress = self.scheduler.steps.commit(
-            StepResult(plan.step, results, seconds=seconds, draft_seconds=seconds / 3)
-        )
+        answer = StepResult(plan.step, results, seconds=seconds, draft_seconds=seconds / 3)
+        progress = [*self.scheduler.steps.commit(answer.compact(plan) if is_compact else answer)]
         assert not {p.request for p in progress}.intersection(self.ended_in_flight)
         for request in [r for r in self.ended_in_flight if not self.scheduler.steps.is_in_flight(r)]:
             assert (request.row, request.lease, request.owned) == (None, None, ())
@@ -364,7 +371,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert not self.scheduler.steps.is_in_flight(request)
                 self.scheduler.finish(request)
                 self.live.remove(request)
-        for behind in self.in_flight:
+        for behind in self.in_flight[:1]:
             self.bench.tables.apply(behind)
             self.check_tables(behind)
 
@@ -439,7 +446,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         while self.left:
             self.sent()
         while self.in_flight:
-            self.commit(1, 1, 0.0)
+            self.commit(1, 1, 0.0, True)
         for _ in range(2000):
             if not self.live:
                 break
@@ -449,9 +456,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.land_one(request, 1)
             self.plan()
             while self.in_flight:
-                if len(self.in_flight) == 1:
+                for _ in range(self.config.num_ahead):
                     self.plan_behind()
-                self.commit(1, 1, 0.0)
+                self.commit(1, 1, 0.0, True)
         assert not self.live, "a request is stuck"
         self.bench.check_empty()
 

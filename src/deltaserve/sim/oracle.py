@@ -261,7 +261,7 @@ class OracleExecutor:
             self.spoiled += [self._prompt(item.row) for item in plan.items]
         self.not_finite += [self._prompt(r.row) for r in results if r.outcome is ItemOutcome.NOT_FINITE]
         self.spoil_next = False
-        return StepResult(plan.step, results)
+        return StepResult(plan.step, results).compact(plan)
 
     def _prompt(self, row: RowId) -> tuple[Namespace, bytes]:
         return self.namespaces.get(row, DEFAULT_NAMESPACE), bytes(self._rows[row].tokens)

@@ -4,11 +4,9 @@ import random
 
 import pytest
 
-from deltaserve.control.sched.plan import PlanItem, TokenValues
 from deltaserve.control.sched.recent import Recent
 from deltaserve.control.sched.step_cost import StepCost
 from deltaserve.control.sched.step_target import StepTarget
-from deltaserve.core.ids import RowId
 
 SLOW_S, QUICK_S = 10.0, 0.01
 
@@ -50,10 +48,8 @@ def test_the_cost_of_a_step_is_that_of_most(slow: set[int]) -> None:
 
 def test_one_slow_prompt_leaves_room_for_the_next() -> None:
     target = StepTarget(0.05)
-    prompt = PlanItem(RowId(1), 0, 512, TokenValues(bytes(4 * 512)), samples=False)
-    row = PlanItem(RowId(2), 9, 1, TokenValues(bytes(4)), samples=True)
-    target.learn((prompt,), SLOW_S)
+    target.learn(0, 512, SLOW_S)
     for _ in range(3):
-        target.learn((row,), QUICK_S)
-        target.learn((prompt,), 0.02)
+        target.learn(1, 0, QUICK_S)
+        target.learn(0, 512, 0.02)
     assert target.extend_len(1, most=512, least=16) == 512

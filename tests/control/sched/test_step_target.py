@@ -2,21 +2,11 @@
 
 import pytest
 
-from deltaserve.control.sched.plan import PlanItem, TokenValues
 from deltaserve.control.sched.step_cost import StepCost
 from deltaserve.control.sched.step_target import StepTarget
-from deltaserve.core.ids import RowId
 from tests.control.sched.toys import Bench, config, make_request
 
 MS = 0.001
-
-
-def decode_rows(count: int) -> tuple[PlanItem, ...]:
-    return tuple(PlanItem(RowId(row), 9, 1, TokenValues(bytes(4)), samples=True) for row in range(count))
-
-
-def extend(num_tokens: int) -> PlanItem:
-    return PlanItem(RowId(99), 0, num_tokens, TokenValues(bytes(4 * num_tokens)), samples=False)
 
 
 def test_a_line_through_what_steps_took() -> None:
@@ -51,7 +41,7 @@ def test_contexts_that_grow_lengthen_steps_of_any_number_of_rows() -> None:
 def test_without_a_target_everything_fits() -> None:
     target = StepTarget(None)
     for count in (1, 2, 4, 8) * 10:
-        target.learn(decode_rows(count), 1.0)
+        target.learn(count, 0, 1.0)
     assert (target.most_rows(16), target.extend_len(8, 512, 4)) == (16, 512)
 
 
@@ -59,11 +49,11 @@ def test_rows_up_to_the_target_and_prompts_in_what_it_leaves() -> None:
     target = StepTarget(20 * MS)
     assert target.most_rows(64) == 64
     for count in (1, 2, 4, 8) * 10:
-        target.learn(decode_rows(count), 5 * MS + count * MS)
+        target.learn(count, 0, 5 * MS + count * MS)
     assert target.most_rows(64) == 15
     assert target.extend_len(8, 512, 4) == 4, "what a token of a prompt takes is not known yet"
     for _ in range(100):
-        target.learn((*decode_rows(8), extend(10)), 18 * MS)
+        target.learn(8, 10, 18 * MS)
     assert target.extend_len(8, 512, 4) == pytest.approx(14, abs=1)
     assert target.extend_len(0, 512, 4) == 512, "nobody decodes"
     assert target.extend_len(30, 512, 4) == 4, "a prompt goes on all the same"
@@ -72,7 +62,7 @@ def test_rows_up_to_the_target_and_prompts_in_what_it_leaves() -> None:
 def test_a_target_below_one_row_still_serves_one() -> None:
     target = StepTarget(1 * MS)
     for count in (1, 2, 4) * 10:
-        target.learn(decode_rows(count), 5 * MS)
+        target.learn(count, 0, 5 * MS)
     assert target.most_rows(64) == 1
 
 

@@ -175,7 +175,11 @@ class Bench:
 
     def commit(self, plan: StepPlan, token: int = 7, seconds: float = 0.0) -> list[StepProgress]:
         items = tuple(ItemResult(i.row, (Sampled(token),) if i.samples else ()) for i in plan.items)
-        progress = self.scheduler.steps.commit(StepResult(plan.step, items, seconds=seconds))
+        for item in plan.items:
+            if item.samples:
+                self.tables.draw(plan.step, item.row, token)
+        result = StepResult(plan.step, items, seconds=seconds).compact(plan)
+        progress = [*self.scheduler.steps.commit(result)]
         for item in progress:
             self.scheduler.running.share_computed(item.request)
         self.scheduler.running.check_integrity()

@@ -103,7 +103,7 @@ class Driver(Generic[E]):
         plan = self._plans.popleft()
         self._computing_since = now
         self.num_steps += 1
-        if all(item.is_decode for item in plan.items):
+        if not plan.num_extended:
             self._pace.learn(result.seconds)
         self.engine.commit(result, now)
 

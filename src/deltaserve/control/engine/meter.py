@@ -1,14 +1,14 @@
 """What an instance tells about its load: rates, counters, and when to tell it."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from deltaserve.control.cache.pages import PageState
 from deltaserve.control.engine.backlog import Backlog
 from deltaserve.control.engine.parts import Parts
 from deltaserve.control.sched.plan import StepResult
 from deltaserve.control.sched.recent import Recent
-from deltaserve.control.sched.steps import StepProgress
+from deltaserve.control.sched.steps import Committed
 from deltaserve.control.transfer.commands import StagingUsed
 from deltaserve.control.transfer.staging import COUNTERS
 from deltaserve.core.wire.messages import Status
@@ -54,8 +54,8 @@ class Meter:
         self._last_publish = now
         return True
 
-    def count_step(self, result: StepResult, progress: Sequence[StepProgress]) -> None:
-        num_tokens = sum(p.request.num_computed - p.computed_from for p in progress)
+    def count_step(self, result: StepResult, progress: Committed) -> None:
+        num_tokens = progress.num_tokens
         self.num_steps += 1
         self.num_tokens += num_tokens
         self.tokens_read += result.tokens_read
@@ -63,7 +63,7 @@ class Meter:
         self._num_threads = result.num_threads
         if result.seconds <= 0:
             return
-        if any(p.is_extend for p in progress):
+        if progress.has_extends:
             if num_tokens:
                 self._of_prompt_token.add(result.seconds / num_tokens)
         elif num_tokens:

@@ -3,14 +3,28 @@
 The executor keeps one *row* per running request: its page table line(s), its tokens and its sampling state. A plan
 opens rows, changes pages of rows, lists what each row computes, and closes rows. Order of application in a step:
 `closes`, `opens`, `pages`, then the items.
+
+An executor that keeps rows on its device need not look at every item of a step. `StepPlan.decode` names the rows that
+decode the token which they drew in the step before; they are the first items. It tells what has changed:
+
+    plan.decode.continues(before.decode)    the rows are those of the step before, each one position on
+    plan.decode.rows.joined, .left          else: the rows that are new among them, and those that left them
+    plan.pages                              the pages that rows got
+    plan.work.shared is before.work.shared  what they read in common is what it was
+
+`StepResult.decoded` answers those rows with one array. So a step in which no row joins, leaves or comes to a new page
+costs neither side anything for each row.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import overload
 
 from deltaserve.control.sched.draft_book import DraftStart
 from deltaserve.core.ids import PageId, PoolId, RowId, StepIndex
 from deltaserve.core.sampling import SamplingParams, TokenLogprobs
+from deltaserve.core.tokens import pack_u32, unpack_u32
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +129,116 @@ class WorkList:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """Rows that decode one token in a step, in the order of their items. The same object as long as they are the same
+    rows, each of which goes on by one position a step."""
+
+    rows: tuple[RowId, ...]
+    bases: tuple[int, ...]
+    """Position that each row computes, less `DecodeStep.clock`."""
+    joined: tuple[RowId, ...]
+    """Rows that are new among them since the plan before: each of them drew a token in that one's step."""
+    left: tuple[RowId, ...]
+    """Rows that were among those of the plan before and are not any more. One of that number may have joined since."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """One step of such rows: each computes the token that it drew in the step before, and draws the next one."""
+
+    rows: DecodeRows
+    clock: int
+    """Steps by which the rows have gone on: row i computes position `rows.bases[i] + clock`."""
+    drawn_in: StepIndex
+    """The step before."""
+
+    def continues(self, before: "DecodeStep | None") -> bool:
+        """Whether the rows are those of `before`, the decode rows of the step before, each one position on."""
+        return before is not None and self.rows is before.rows and self.clock == before.clock + 1
+
+    def __len__(self) -> int:
+        return len(self.rows.rows)
+
+    def items(self) -> tuple[PlanItem, ...]:
+        """One for each row."""
+        inputs, clock = TokenOf(self.drawn_in), self.clock
+        rows = zip(self.rows.rows, self.rows.bases, strict=True)
+        return tuple(PlanItem(row, base + clock, 1, inputs, samples=True) for row, base in rows)
+
+
+class PlanItems(Sequence[PlanItem]):
+    """The items of a plan: those of its decode rows, which are made when somebody asks for them, and the others."""
+
+    __slots__ = ("_all", "_decode", "others")
+
+    def __init__(self, decode: DecodeStep, others: tuple[PlanItem, ...]) -> None:
+        self._decode = decode
+        self.others = others
+        self._all: tuple[PlanItem, ...] | None = None
+
+    def _items(self) -> tuple[PlanItem, ...]:
+        if self._all is None:
+            self._all = (*self._decode.items(), *self.others)
+        return self._all
+
+    def __len__(self) -> int:
+        return len(self._decode) + len(self.others)
+
+    def __iter__(self) -> Iterator[PlanItem]:
+        return iter(self._items())
+
+    @overload
+    def __getitem__(self, index: int) -> PlanItem: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[PlanItem, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> PlanItem | tuple[PlanItem, ...]:
+        return self._items()[index]
+
+    def __repr__(self) -> str:
+        return repr(self._items())
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step of one rank group. Rows in `items` are distinct."""
 
     step: StepIndex
-    items: tuple[PlanItem, ...]
+    items: Sequence[PlanItem]
     work: WorkList
     opens: tuple[RowOpen, ...] = ()
     pages: tuple[PageUpdate, ...] = ()
     closes: tuple[RowId, ...] = ()
     least_likely: float = 0.0
     """A draft head goes on guessing at a row as long as it holds all its guesses there right with this probability."""
+    decode: DecodeStep | None = None
+    """The rows of the first items, which go on from what they drew in the step before; None: the plan says so of none.
+    Other items may decode, too: of rows that were not in the step before, or whose log-probabilities are asked for."""
+
+    @property
+    def others(self) -> Sequence[PlanItem]:
+        """The items behind those of `decode`."""
+        return self.items.others if isinstance(self.items, PlanItems) else self.items[self.num_going_on :]
+
+    @property
+    def num_going_on(self) -> int:
+        """Rows of `decode`."""
+        return 0 if self.decode is None else len(self.decode)
+
+    @property
+    def num_decoded(self) -> int:
+        """Input tokens of the items that decode, guesses among them."""
+        return self.num_going_on + sum(item.q_len for item in self.others if item.is_decode)
+
+    @property
+    def num_extended(self) -> int:
+        """Input tokens of all other items."""
+        return sum(item.q_len for item in self.others if not item.is_decode)
 
     @property
     def num_tokens(self) -> int:
-        return sum(item.q_len for item in self.items)
+        return self.num_going_on + sum(item.q_len for item in self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +281,7 @@ class StepResult:
 
     step: StepIndex
     items: tuple[ItemResult, ...]
+    """Answers to the items, to those of `decode` among them where `decoded` is not given."""
     tokens_read: int = 0
     """KV token positions attention needed, summed over rows (one layer)."""
     shared_tokens_read: int = 0
@@ -181,3 +291,25 @@ class StepResult:
     """Seconds among `seconds` that a draft head took: one pass, or as many as there are guesses at one row."""
     num_threads: int | None = field(default=None, compare=False)
     """Threads that computed the step; None: nobody counts them."""
+    decoded: bytes | None = None
+    """Packed ids that the rows of the plan's `decode` drew, one each, in their order: every one of them was COMPUTED
+    and drew a token, without log-probabilities. None: `items` answers them, too."""
+
+    def of_all(self, plan: StepPlan) -> tuple[ItemResult, ...]:
+        """The answers to all items of `plan`, which this is the answer to."""
+        if self.decoded is None or plan.decode is None:
+            return self.items
+        drawn = zip(plan.decode.rows.rows, unpack_u32(self.decoded), strict=True)
+        return (*(ItemResult(row, (Sampled(token),)) for row, token in drawn), *self.items)
+
+    def compact(self, plan: StepPlan) -> "StepResult":
+        """The same answer, with `decoded` where that can say it."""
+        count = plan.num_going_on
+        if not count or self.decoded is not None or not all(map(_is_plain, self.items[:count])):
+            return self
+        decoded = pack_u32([item.drawn[0].token for item in self.items[:count]])
+        return replace(self, items=self.items[count:], decoded=decoded)
+
+
+def _is_plain(item: ItemResult) -> bool:
+    return item.outcome is ItemOutcome.COMPUTED and len(item.drawn) == 1 and item.drawn[0].logprobs is None

@@ -5,20 +5,21 @@ enter -> [running] -> leave (computed for somebody else: keeps its pages until t
                    |-> give_back (the end)
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from deltaserve.control.cache.prefix_cache import Match, PrefixCache
 from deltaserve.control.sched.budget import Budget
 from deltaserve.control.sched.checkpoints import Checkpoints
+from deltaserve.control.sched.decode_set import DecodeSet
 from deltaserve.control.sched.needs import Needs, PageNeeds
-from deltaserve.control.sched.plan import PlanItem, RowOpen, SharedRun
+from deltaserve.control.sched.plan import DecodeRows, RowOpen, SharedRun
 from deltaserve.control.sched.request import Request
 from deltaserve.control.sched.sched_config import SchedConfig
 from deltaserve.control.sched.step_target import StepTarget
 from deltaserve.control.sched.worklist import LeasedRow, shared_runs
 from deltaserve.core.errors import IntegrityError, StateError
-from deltaserve.core.ids import Namespace, PoolId, RowId
+from deltaserve.core.ids import Namespace, PageId, PoolId, RowId
 from deltaserve.core.wire.messages import CacheUse
 
 _MAX_RESERVE_SCALE = 16.0
@@ -91,10 +92,19 @@ class Running:
         self.rows = Rows(config.max_running)
         self.step_target = StepTarget(config.step_target_s)
         self.requests: dict[Request, None] = {}
+        self.decoding = DecodeSet(config.page_size)
+        """Those that go on by a token in every step."""
+        self.others: dict[Request, None] = {}
+        """All others: each of their steps is planned for itself."""
+        self.moved: dict[Request, None] = {}
+        """Those of `decoding` of whose pages the executor's table lacks some, or has some that are not theirs now."""
         self._cache = cache
         self._budget = budget
         self._seed_of = seed_of
         self._runs: tuple[SharedRun, ...] | None = None
+        self._shown_to: tuple[DecodeRows | None, tuple[RowId, ...]] = None, ()
+        """Decode rows that `_shown` was made for."""
+        self._shown: tuple[SharedRun, ...] = ()
         self._retracted: list[Request] = []
         self._reserve_scale = 1.0
         self.num_retractions = 0
@@ -142,7 +152,7 @@ class Running:
     def enter(self, request: Request) -> None:
         """Give the request a row."""
         self.rows.take(request)
-        self.requests[request] = None
+        self.requests[request] = self.others[request] = None
         self._runs = None
 
     def leave(self, request: Request) -> None:
@@ -185,8 +195,38 @@ class Running:
         return bool(self._retracted)
 
     def _drop_row(self, request: Request) -> None:
+        self.decoding.leave(request)
+        self.others.pop(request, None)
+        self.moved.pop(request, None)
         self.rows.give_back(request)
         self._runs = None
+
+    # ------------------------------------------------------------ who goes on by a token in every step
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether requests decode alike from step to step: no guesses, no windows that pages leave, no states."""
+        return not self.config.max_drafts and not self.needs.more_pools
+
+    def goes_on(self, request: Request, position: int) -> None:
+        """The request drew a token in the step before, computes this position in the next one, and so on."""
+        del self.others[request]
+        self.decoding.join(request, position)
+        self.moved[request] = None
+
+    def falls_out(self, request: Request) -> None:
+        """The request does not go on like that; it still runs."""
+        if request in self.decoding:
+            self.decoding.leave(request)
+            self.moved.pop(request, None)
+            self.others[request] = None
+
+    def grow(self, request: Request, pages: Sequence[Sequence[PageId]]) -> None:
+        """Give one that runs further pages, per pool."""
+        request.grow(pages)
+        if request in self.decoding:
+            self.decoding.grown(request)
+            self.moved[request] = None
 
     # ------------------------------------------------------------ the tree
 
@@ -277,6 +317,8 @@ class Running:
         changed = self.needs.pools if insertion.num_adopted_pages else self.needs.more_pools
         for pool in changed:  # another request's instead of its own
             request.tabled[pool] = min(request.tabled.get(pool, 0), firsts[pool])
+        if request in self.decoding:
+            self.moved[request] = None
         self._runs = None
 
     def _forget_passing(self, request: Request) -> None:
@@ -289,12 +331,16 @@ class Running:
         """A request has one token to compute: it may share what it reads with other decode rows."""
         self._runs = None
 
-    def shared_runs(self, items: Iterable[PlanItem]) -> tuple[SharedRun, ...]:
-        """What decode rows read in common: settled when a row opens, closes or shares pages, not every step.
+    def shared_runs(self, going_on: DecodeRows | None, others: tuple[RowId, ...]) -> tuple[SharedRun, ...]:
+        """What decode rows read in common: settled when a row opens, closes or shares pages, not every step. The same
+        object as before when it is the same.
 
-        A row that has drawn its last token, in a step that is not committed yet, is in no item any more.
+        `others`: decode rows beside those of `going_on`. A row that has drawn its last token, in a step that is not
+        committed yet, is in no item any more.
         """
-        decoding = {item.row for item in items if item.is_decode}
+        if self._runs is not None and self._shown_to[0] is going_on and self._shown_to[1] == others:
+            return self._shown
+        decoding = {*others} if going_on is None else {*going_on.rows, *others}
         if self._runs is None:
             rows = [
                 LeasedRow(r.row, r.lease.path())
@@ -302,10 +348,13 @@ class Running:
                 if r.row is not None and r.row in decoding and r.lease is not None
             ]
             self._runs = shared_runs(rows, self.config.split_tokens)
-        if all(decoding.issuperset(run.rows) for run in self._runs):
-            return self._runs
-        rest = (replace(run, rows=tuple(row for row in run.rows if row in decoding)) for run in self._runs)
-        return tuple(run for run in rest if len(run.rows) > 1)
+        shown = self._runs
+        if not all(decoding.issuperset(run.rows) for run in shown):
+            rest = (replace(run, rows=tuple(row for row in run.rows if row in decoding)) for run in shown)
+            shown = tuple(run for run in rest if len(run.rows) > 1)
+        self._shown_to = going_on, others
+        self._shown = self._shown if self._shown == shown else shown
+        return self._shown
 
     # ------------------------------------------------------------ pages kept for output
 
@@ -329,6 +378,12 @@ class Running:
         rows = [r.row for r in self.requests]
         if len(set(rows)) != len(rows) or len(rows) + self.rows.num_free != self.rows.num_rows:
             raise IntegrityError(f"rows: {len(rows)} held, {self.rows.num_free} free of {self.rows.num_rows}")
+        if (
+            self.decoding.members() & self.others.keys()
+            or self.decoding.members() | self.others.keys() != self.requests.keys()
+        ):
+            raise IntegrityError(f"{len(self.decoding)} requests go on, {len(self.others)} others, {len(rows)} in all")
+        self.decoding.check_integrity()
         for request in self.requests:
             if request.num_computed > request.num_pages * self.config.page_size:
                 raise IntegrityError(f"{request.num_computed} tokens computed in {request.num_pages} pages")

@@ -29,7 +29,7 @@ class SchedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     draft_policy: Literal["adaptive", "always"] = "adaptive"
     """Whether guesses are verified where that pays, or all of them."""
     num_ahead: int = 0
-    """Steps planned while another one computes, where what it draws does not decide what they compute: 0 or 1."""
+    """Steps planned at most while another one computes, where what it draws does not decide what they compute."""
     state_chunk_len: int = 64
     """Tokens that a recurrent layer computes as one piece: its states are kept at multiples of it, in whole pages."""
     state_interval_len: int | None = None

@@ -6,9 +6,6 @@ the step, and then the batch shrinks as requests end. One row always runs, and a
 every step.
 """
 
-from collections.abc import Sequence
-
-from deltaserve.control.sched.plan import PlanItem
 from deltaserve.control.sched.recent import Recent
 from deltaserve.control.sched.step_cost import StepCost
 
@@ -31,12 +28,10 @@ class StepTarget:
         yet."""
         return self._of_prompt_token.quick(0.5)
 
-    def learn(self, items: Sequence[PlanItem], seconds: float) -> None:
-        """What a step with these items took."""
-        if not items or seconds <= 0:
+    def learn(self, decoded: int, extended: int, seconds: float) -> None:
+        """What a step took in which so many tokens were decoded and so many of prompts computed."""
+        if seconds <= 0 or not (decoded or extended):
             return
-        decoded = sum(item.q_len for item in items if item.is_decode)
-        extended = sum(item.q_len for item in items) - decoded
         of_prompts = (self._extend_s or 0.0) * extended
         if not extended:
             self.cost.learn(decoded, seconds)

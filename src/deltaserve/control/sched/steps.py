@@ -2,26 +2,32 @@
 
 Each step lets `num_computed` catch up with a request's tokens (vLLM v1's law); roles differ in what they make of it.
 
-At most two steps are under way: one that computes, and one planned behind it, so that the device need not wait for the
-host. A step is planned behind one that only decodes, without guesses: where each of its rows goes on is known, the
-token is not (`TokenOf`). It takes no memory from anybody who runs; where that would be needed, and where states move,
-it is planned when the one before is committed.
+Some steps may be under way (`num_ahead` and one more): one that computes, and those planned behind it, so that the
+device need not wait for the host. A step is planned behind one that only decodes, without guesses: where each of its
+rows goes on is known, the token is not (`TokenOf`). It takes no memory from anybody who runs; where that would be
+needed, and where states move, it is planned when those before are committed.
+
+Rows that go on by one token in every step stand in a set of their own (decode_set.py). Planning and committing them
+costs what has changed among them, and a short loop that books their tokens.
 
 What a step may read or write is given back at the commit of the last step that names it: a request that ends while
 steps name it keeps everything until then.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from deltaserve.control.cache.prefix_cache import PrefixCache
 from deltaserve.control.sched.budget import Budget
 from deltaserve.control.sched.holders import Holders
 from deltaserve.control.sched.plan import (
+    DecodeRows,
+    DecodeStep,
     ItemOutcome,
     ItemResult,
     PageUpdate,
     PlanItem,
+    PlanItems,
     Sampled,
     StepPlan,
     StepResult,
@@ -34,7 +40,7 @@ from deltaserve.control.sched.token_shares import TokenShares
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import PoolId, RowId, StepIndex
 from deltaserve.core.sampling import TokenLogprobs
-from deltaserve.core.tokens import token_len
+from deltaserve.core.tokens import TOKEN_BYTES, token_len, unpack_u32
 from deltaserve.core.wire.messages import CacheUse
 
 
@@ -54,19 +60,91 @@ class StepProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class Decoded:
+    """Requests of which one step computed the last token and drew the next one; nothing else is to be told of them."""
+
+    requests: tuple[Request, ...]
+    """The same object as long as they are the same."""
+    tokens: bytes
+    """Packed ids drawn, one each."""
+    ending: tuple[Request, ...]
+    """Those whose last token, by their length, was drawn. May be of others too, which have ended meanwhile."""
+
+    def __iter__(self) -> Iterator[StepProgress]:
+        for request, token in zip(self.requests, unpack_u32(self.tokens), strict=True):
+            drawn = (Sampled(token),)
+            yield StepProgress(request, request.num_computed - 1, False, drawn, ItemOutcome.COMPUTED, (), b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What one step did for all its requests that had not ended meanwhile."""
+
+    others: tuple[StepProgress, ...]
+    decoded: Decoded
+    """What is not told one by one."""
+
+    def __iter__(self) -> Iterator[StepProgress]:
+        yield from self.decoded
+        yield from self.others
+
+    def __len__(self) -> int:
+        return len(self.decoded.requests) + len(self.others)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed."""
+        others = sum(p.request.num_computed - p.computed_from for p in self.others)
+        return len(self.decoded.requests) + others
+
+    @property
+    def has_extends(self) -> bool:
+        return any(p.is_extend for p in self.others)
+
+
+_NONE_DECODED = Decoded((), b"", ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The requests of some decode rows."""
+
+    rows: DecodeRows | None
+    requests: tuple[Request, ...]
+    members: frozenset[Request]
+
+
+_NOBODY = _Group(None, (), frozenset())
+
+
+@dataclass(frozen=True, slots=True)
 class _Flight:
     """A step that is planned and not committed."""
 
     plan: StepPlan
-    rows: dict[RowId, tuple[Request, PlanItem]]
+    group: _Group
+    """Requests of the plan's `decode`."""
+    ending: tuple[Request, ...]
+    """Those of the group that draw their last token in it, by their length."""
+    others: dict[Request, PlanItem]
 
     def names(self, request: Request) -> bool:
-        return request.row is not None and request.row in self.rows
+        return request in self.group.members or request in self.others
 
     @property
     def is_plain(self) -> bool:
         """Every row decodes one token: where each goes on is known."""
-        return bool(self.plan.items) and all(item.is_decode and not item.num_drafts for item in self.plan.items)
+        plan = self.plan
+        return bool(plan.items) and all(item.is_decode and not item.num_drafts for item in plan.others)
+
+    def planned(self, result: StepResult) -> dict[RowId, tuple[Request, PlanItem]]:
+        """What the answers of `result.items` are to, by row."""
+        found = {item.row: (request, item) for request, item in self.others.items()}
+        decode = self.plan.decode
+        if result.decoded is None and decode is not None:
+            pairs = zip(self.group.requests, decode.items(), strict=True)
+            found |= {item.row: (request, item) for request, item in pairs}
+        return found
 
 
 class Steps:
@@ -82,7 +160,11 @@ class Steps:
         self._tokens = TokenShares(budget, running, self.speculation)
         self._step = 0
         self._flights: list[_Flight] = []
-        """The one that computes, then the one planned behind it."""
+        """The one that computes, then those planned behind it."""
+        self._last: _Flight | None = None
+        """The one planned last, under way or not."""
+        self._group = _NOBODY
+        """The requests that go on by one token in every step, as they were planned last."""
         self._ending: dict[Request, Callable[[Request], None]] = {}
         """Ended while steps name it |-> how it gives back what it holds."""
         self._stalled: set[Request] = set()
@@ -99,6 +181,10 @@ class Steps:
     def is_in_flight(self, request: Request) -> bool:
         """Whether a step under way computes this request."""
         return any(flight.names(request) for flight in self._flights)
+
+    def _num_flights(self, request: Request) -> int:
+        """Steps under way that compute it."""
+        return sum(flight.names(request) for flight in self._flights)
 
     def has_work(self) -> bool:
         """Whether plan() may be called, and may find something to compute."""
@@ -120,42 +206,74 @@ class Steps:
 
         Behind one that is under way: None when that has to be committed first.
         """
-        if not self._flights:
-            self._free_behind()
-            self._grow_rows()
-            items = self._tokens.items(self._without_stalled(self._running))
-            return self._launch(items) if items or self._running.rows.has_news else None
-        before = self._flights[-1]
-        if len(self._flights) > self._running.config.num_ahead or not self._may_plan_behind(before):
+        behind = self._flights[-1] if self._flights else None
+        if behind is not None and (
+            len(self._flights) > self._running.config.num_ahead or not self._may_plan_behind(behind)
+        ):
             raise StateError("plan() before the last plan was committed")
-        going_on = [r for r in self._running if self._goes_on_behind(before, r)]
-        if not going_on or not self._grow_behind(before, going_on):
-            return None
-        self.speculation.go_without()
-        return self._launch(self._tokens.items(self._without_stalled(going_on), before.plan))
+        self._settle_decoding()
+        self._free_behind()
+        if behind is None:
+            self._grow_rows()
+            others = [request for request in self._running.others if request not in self._stalled]
+        else:
+            others = [request for request in self._running.others if self._goes_on_behind(request)]
+            if not (others or len(self._running.decoding)) or not self._grow_behind(others):
+                return None
+            self.speculation.go_without()
+        items = self._tokens.items(others, self._num_flights, StepIndex(self._step))
+        may_be_empty = behind is None and self._running.rows.has_news
+        return self._launch(items) if items or len(self._running.decoding) or may_be_empty else None
 
-    def _without_stalled(self, requests: Iterable[Request]) -> list[Request]:
-        return [request for request in requests if request not in self._stalled]
+    def _settle_decoding(self) -> None:
+        """Who drew a token in the step planned last goes on by one in every step from now on; who has drawn its last
+        one does no more."""
+        running, last = self._running, self._last
+        if last is not None and running.may_go_on and last.others:
+            for request in [r for r in last.others if r in running.others and self._joins(r, last.others[r])]:
+                running.goes_on(request, request.num_tokens + self._num_flights(request) - 1)
+        for request in running.decoding.ended():
+            running.falls_out(request)
+
+    def _joins(self, request: Request, item: PlanItem) -> bool:
+        """Whether it goes on behind what this item of it draws, or drew."""
+        if not item.samples or request.sampling.logprobs is not None or not request.tabled:
+            return False  # nothing tabled: it has another row by now, which is still to be opened
+        if count := self._num_flights(request):
+            return request not in self._ending and request.num_tokens + count < request.max_len
+        end = item.q_start + item.num_known
+        return request.num_computed == end == request.num_tokens - 1
 
     def _launch(self, items: Sequence[PlanItem]) -> StepPlan:
-        rows = self._running.rows
+        running = self._running
+        going_on = running.decoding.tell()
+        decode = None if going_on is None else DecodeStep(going_on, running.decoding.clock, StepIndex(self._step))
         self._step += 1
         wanted = [item.wanted_drafts for item in items if item.wanted_drafts]
+        decoding = tuple(item.row for item in items if item.is_decode)
         plan = StepPlan(
             step=StepIndex(self._step),
-            items=tuple(items),
-            work=WorkList(self._running.config.split_tokens, self._running.shared_runs(items)),
-            opens=rows.take_opens(),
+            items=tuple(items) if decode is None else PlanItems(decode, tuple(items)),
+            work=WorkList(running.config.split_tokens, running.shared_runs(going_on, decoding)),
+            opens=running.rows.take_opens(),
             pages=(*self._page_updates(), *self._move_states(items)),
-            closes=rows.take_closes(),
+            closes=running.rows.take_closes(),
             least_likely=self.speculation.least_likely(len(wanted), max(wanted, default=0)),
+            decode=decode,
         )
         by_row = {item.row: item for item in items}
-        flight = _Flight(plan, {r.row: (r, by_row[r.row]) for r in self._running if r.row in by_row})
-        self._flights.append(flight)
-        for request, item in flight.rows.values():
+        others = {r: by_row[r.row] for r in running.others if r.row in by_row} if items else {}
+        for request, item in others.items():
             request.num_planned = item.q_start + item.q_len
+        self._last = _Flight(plan, self._group_of(going_on), running.decoding.ending(), others)
+        self._flights.append(self._last)
         return plan
+
+    def _group_of(self, rows: DecodeRows | None) -> _Group:
+        if self._group.rows is not rows:
+            requests = tuple(self._running.decoding)
+            self._group = _NOBODY if rows is None else _Group(rows, requests, frozenset(requests))
+        return self._group
 
     # ------------------------------------------------------------ behind a step under way
 
@@ -166,23 +284,27 @@ class Steps:
             self._tokens.guesses(self._running), len(self._running)
         )
 
-    def _goes_on_behind(self, flight: _Flight, request: Request) -> bool:
-        """Whether it has something to compute whatever the step draws, unless that is a token that ends it."""
+    def _goes_on_behind(self, request: Request) -> bool:
+        """Whether it has something to compute whatever the steps draw, unless that is a token that ends it."""
         if request in self._ending:
             return False
-        return not flight.names(request) or request.num_tokens + 1 < request.max_len
+        count = self._num_flights(request)
+        return not count or request.num_tokens + count < request.max_len
 
-    def _grow_behind(self, flight: _Flight, going_on: Iterable[Request]) -> bool:
+    def _grow_behind(self, others: Iterable[Request]) -> bool:
         """Pages for what each computes next. False when somebody would have to make way."""
-        for request in going_on:
-            needs = self._running.needs
-            lacking = needs.of_places(request, 1) if flight.names(request) else needs.of_next_chunk(request)
-            if not any(lacking):
+        needs, decoding = self._running.needs, self._running.decoding
+        lacking = {r: needs.of_places(r, decoding.position(r) + 1 - r.num_tokens) for r in decoding.lacking()}
+        for request in others:
+            count = self._num_flights(request)
+            lacking[request] = needs.of_places(request, count) if count else needs.of_next_chunk(request)
+        for request, pages in lacking.items():
+            if not any(pages):
                 continue
-            grown = self._budget.allocate(lacking)
+            grown = self._budget.allocate(pages)
             if grown is None:
                 return False
-            request.grow(grown)
+            self._running.grow(request, grown)
         return True
 
     def _free_behind(self) -> None:
@@ -201,9 +323,10 @@ class Steps:
         """Pages for what each row computes next: one now and then when it decodes; of other pools also in an extend."""
         self._stalled.clear()
         lacking, page_size = self._running.needs.of_next_chunk, self._running.config.page_size
-        rows: Iterable[Request] = self._running
+        rows: Iterable[Request] = self._running.others
         if not self._running.needs.more_pools:  # the first pool's pages are there for all tokens that were known
             rows = [r for r in rows if r.num_computed >= r.num_pages * page_size]
+        rows = (*self._running.decoding.lacking(), *rows)
         lacking_rows = {r: needs for r in rows if any(needs := lacking(r))}
         if lacking_rows:
             self._budget.make_room(self._running.needs.total(lacking_rows.values()))
@@ -213,7 +336,7 @@ class Steps:
                 if grown is None:
                     self._make_way(request, self._budget.short(needs, self._running.needs.total(())))
                     continue
-                request.grow(grown)
+                self._running.grow(request, grown)
                 break
 
     def _make_way(self, request: Request, short: Sequence[PoolId]) -> None:
@@ -247,7 +370,8 @@ class Steps:
 
     def _page_updates(self) -> Iterable[PageUpdate]:
         pools = self._running.needs.pools
-        for request in self._running:
+        moved, self._running.moved = self._running.moved, {}
+        for request in (*moved, *self._running.others):
             if request.row is None:
                 continue
             for pool in pools:
@@ -259,26 +383,46 @@ class Steps:
 
     # ------------------------------------------------------------ commit
 
-    def commit(self, result: StepResult) -> list[StepProgress]:
+    def commit(self, result: StepResult) -> Committed:
         """Apply a step's result. Results of requests that ended meanwhile are dropped, their pages given back."""
         if not self._flights or result.step != self._flights[0].plan.step:
             expected = self._flights[0].plan.step if self._flights else None
             raise StateError(f"result of step {result.step} while step {expected} is expected")
         flight = self._flights.pop(0)
-        self._running.step_target.learn(flight.plan.items, result.seconds - result.draft_seconds)
-        made = [token_len(item.drafts) for item in result.items]
-        self.speculation.learn_draft(flight.plan.items, made, result.draft_seconds)
+        plan = flight.plan
+        self._running.step_target.learn(plan.num_decoded, plan.num_extended, result.seconds - result.draft_seconds)
+        if self._running.config.max_drafts:
+            made = [token_len(item.drafts) for item in result.items]
+            self.speculation.learn_draft(flight.plan.items, made, result.draft_seconds)
         self._running.decay_reserve()
-        progress = []
+        decoded = _NONE_DECODED if result.decoded is None else self._apply_decoded(flight, result.decoded)
+        planned = flight.planned(result) if result.items else {}
+        others = []
         for item in result.items:
-            request, planned = flight.rows[item.row]
+            request, of_request = planned[item.row]
             if request in self._ending:
                 self._distrust(request, item.outcome)
             else:
-                progress.append(self._apply(request, planned, item))
+                others.append(self._apply(request, of_request, item))
         for request in [r for r in self._ending if not self.is_in_flight(r)]:
             self._ending.pop(request)(request)
-        return progress
+        return Committed(tuple(others), decoded)
+
+    def _apply_decoded(self, flight: _Flight, tokens: bytes) -> Decoded:
+        requests = flight.group.requests
+        if len(tokens) != len(requests) * TOKEN_BYTES:
+            raise StateError(f"{token_len(tokens)} tokens for {len(requests)} rows of step {flight.plan.step}")
+        if not self._ending.keys().isdisjoint(flight.group.members):
+            places = [place for place, request in enumerate(requests) if request not in self._ending]
+            requests = tuple(requests[place] for place in places)
+            tokens = b"".join(tokens[place * TOKEN_BYTES : (place + 1) * TOKEN_BYTES] for place in places)
+        first = 0
+        for request in requests:
+            end = first + TOKEN_BYTES
+            request.tokens += tokens[first:end]
+            request.num_computed = request.num_in_state = request.num_finite = request.num_computed + 1
+            first = end
+        return Decoded(requests, tokens, flight.ending)
 
     def _apply(self, request: Request, planned: PlanItem, result: ItemResult) -> StepProgress:
         if result.outcome is not ItemOutcome.FAILED:
@@ -287,6 +431,8 @@ class Steps:
             if num_right < planned.num_drafts:
                 self._running.step_back(request)
         self._distrust(request, result.outcome)
+        if not result.drawn:
+            self._running.falls_out(request)
         is_extend = not planned.is_decode
         if is_extend:
             self._running.count_extended()

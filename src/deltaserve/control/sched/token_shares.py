@@ -1,9 +1,9 @@
 """Which tokens a step computes: of each decode row one and guesses behind it, of prompts chunks under a budget."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from deltaserve.control.sched.budget import Budget
-from deltaserve.control.sched.plan import PlanItem, StepPlan, TokenOf, TokenValues
+from deltaserve.control.sched.plan import PlanItem, TokenOf, TokenValues
 from deltaserve.control.sched.request import Request
 from deltaserve.control.sched.running import Running
 from deltaserve.control.sched.speculation import Speculation, fitting_drafts
@@ -20,25 +20,25 @@ class TokenShares:
         self._running = running
         self._speculation = speculation
 
-    def items(self, going_on: Iterable[Request], before: StepPlan | None = None) -> list[PlanItem]:
-        """What each row computes. `before`: the step under way, whose rows go on behind what it draws."""
-        under_way = frozenset() if before is None else {item.row for item in before.items}
+    def items(self, others: Iterable[Request], num_behind: Callable[[Request], int], last: StepIndex) -> list[PlanItem]:
+        """What each row computes, but those of `decoding`.
+
+        `num_behind`: steps under way that a request is in, the last of which is `last`: it goes on behind what that
+        one draws.
+        """
         decoding: list[Request] = []
         extending: list[Request] = []
-        for request in going_on:
+        for request in others:
             (decoding if request.num_tokens - request.num_computed == 1 else extending).append(request)
         config = self._running.config
-        budget = config.step_len
-        if decoding and config.extend_len_beside_decode is not None:
-            budget = min(budget, config.extend_len_beside_decode)
-        budget = self._running.step_target.extend_len(len(decoding), budget, min(budget, config.page_size))
-        extends = self._shares(extending, budget)
-        drafts = self._drafts(decoding, len(decoding) + sum(q_len for _, q_len in extends))
-        wanted = self._speculation.depth(decoding, self._running.config.max_drafts)
+        num_decoding = len(self._running.decoding) + len(decoding)
+        extends = self._shares(extending, self._extend_len(num_decoding)) if extending else []
+        drafts = self._drafts(decoding, num_decoding + sum(q_len for _, q_len in extends))
+        wanted = self._speculation.depth(decoding, config.max_drafts) if config.max_drafts else 0
         items = []
         for request in decoding:
-            if before is not None and request.row in under_way:
-                items.append(_item_behind(request, before.step, wanted))
+            if count := num_behind(request):
+                items.append(_item_behind(request, count, last, wanted))
                 continue
             num_drafts = drafts.get(request, 0)
             items.append(_item(request, 1, num_drafts, self._wanted_drafts(request, num_drafts, wanted)))
@@ -46,6 +46,14 @@ class TokenShares:
             is_last = request.num_computed + q_len == request.num_tokens
             items.append(_item(request, q_len, 0, self._wanted_drafts(request, 0, wanted) if is_last else 0))
         return items
+
+    def _extend_len(self, num_decoding: int) -> int:
+        """Tokens of prompts in a step that has so many decode rows."""
+        config = self._running.config
+        budget = config.step_len
+        if num_decoding and config.extend_len_beside_decode is not None:
+            budget = min(budget, config.extend_len_beside_decode)
+        return self._running.step_target.extend_len(num_decoding, budget, min(budget, config.page_size))
 
     def _wanted_drafts(self, request: Request, num_drafts: int, most: int) -> int:
         """How many guesses may be made in this step, behind what it draws; `num_drafts` are verified in it.
@@ -68,6 +76,8 @@ class TokenShares:
         Memory for them is taken where it is there, if need be from cached pages: nobody makes way for a guess.
         """
         running = self._running
+        if not running.config.max_drafts:
+            return {}
         chosen = self._speculation.choose(self.guesses(decoding), num_tokens)
         for request, num_drafts in chosen.items():
             needs = running.needs.of_next_chunk(request, num_drafts)
@@ -88,8 +98,6 @@ class TokenShares:
         of them first, and what one half leaves over goes to the other. So a long prompt goes on at no less than half
         the pace, and a short one behind it waits for about one step.
         """
-        if not extending:
-            return []
         oldest, *others = extending
         config = self._running.config
         is_long = oldest.num_tokens - oldest.num_computed > min(budget, config.chunk_len)
@@ -123,11 +131,13 @@ class TokenShares:
         return max(0, end - computed)
 
 
-def _item_behind(request: Request, step: StepIndex, wanted_drafts: int) -> PlanItem:
-    """Plan of a row that decodes in `step`: what it draws there is computed next."""
+def _item_behind(request: Request, num_behind: int, step: StepIndex, wanted_drafts: int) -> PlanItem:
+    """Plan of a row that decodes in the last `num_behind` steps: what it draws in `step`, the last of them, is computed
+    next."""
     if request.row is None:
         raise StateError("a running request without a row")
-    return PlanItem(request.row, request.num_tokens, 1, TokenOf(step), samples=True, wanted_drafts=wanted_drafts)
+    position = request.num_tokens + num_behind - 1
+    return PlanItem(request.row, position, 1, TokenOf(step), samples=True, wanted_drafts=wanted_drafts)
 
 
 def _item(request: Request, num_known: int, num_drafts: int, wanted_drafts: int) -> PlanItem:

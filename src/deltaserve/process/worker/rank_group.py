@@ -212,7 +212,7 @@ class GroupExecutor:
                 self._wait_done(channel, rank, plan.step)
         for row in plan.closes:
             self._drawn.pop(row, None)
-        self._drawn |= {item.row: (plan.step, item.drawn[-1].token) for item in result.items if item.drawn}
+        self._drawn |= {item.row: (plan.step, item.drawn[-1].token) for item in result.of_all(plan) if item.drawn}
         return result
 
     def _by_value(self, item: PlanItem) -> PlanItem:
