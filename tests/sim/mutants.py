@@ -226,8 +226,8 @@ MUTANTS = (
         "no_page_behind_a_step",
         "C11",
         _STEPS,
-        "lacking = needs.of_places(request, 1) if",
-        "lacking = needs.of_places(request, 0) if",
+        "of_places(r, decoding.position(r) + 1 - r.num_tokens)",
+        "of_places(r, decoding.position(r) - r.num_tokens)",
     ),
     Mutant(
         "retracted_keeps_count",

@@ -65,7 +65,10 @@ def describe(envelope: Envelope) -> str:
         case Finished():
             detail = f"{room_label(body.room)} {(body.finish or body.reason or kind)}"
         case Tokens():
-            detail = " ".join(f"{room_label(run.room)}@{run.start}" for run in body.runs)
+            places = [(run.room, run.start) for run in body.runs]
+            if body.next is not None:
+                places += [(place.room, place.start + body.next.ahead) for place in body.next.places]
+            detail = " ".join(f"{room_label(room)}@{start}" for room, start in places)
         case Hello():
             detail = body.role
         case _:

@@ -12,8 +12,8 @@ from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.peer.link import FrameIn
 from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import PeerName, Room
-from deltaserve.core.tokens import pack_u32
-from deltaserve.core.wire.messages import CacheUse, Envelope, Message, Usage
+from deltaserve.core.tokens import pack_u32, unpack_u32
+from deltaserve.core.wire.messages import CacheUse, Envelope, Message, TokenRun, Tokens, Usage
 from deltaserve.sim.cluster import VOCAB, Cluster, Shape
 from deltaserve.sim.loopback import Fabric, Fate, Part
 from deltaserve.sim.oracle import oracle_output
@@ -74,6 +74,18 @@ class Held:
     @property
     def is_nothing(self) -> bool:
         return self == Held(0, 0, 0, 0, 0, 0)
+
+
+def token_runs(tokens: Tokens) -> list[TokenRun]:
+    """All that a frame tells, room by room."""
+    if tokens.next is None:
+        return list(tokens.runs)
+    values = unpack_u32(tokens.next.tokens)
+    told = [
+        TokenRun(room=place.room, epoch=place.epoch, start=place.start + tokens.next.ahead, tokens=pack_u32([token]))
+        for place, token in zip(tokens.next.places, values, strict=True)
+    ]
+    return [*tokens.runs, *told]
 
 
 @dataclass

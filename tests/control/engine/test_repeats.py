@@ -12,7 +12,7 @@ from deltaserve.core.ids import PeerName
 from deltaserve.core.tokens import pack_u32, unpack_u32
 from deltaserve.core.wire.messages import Envelope, Finished, PromptLogprobs, Submit, TokenRun, Tokens
 from deltaserve.sim.cluster import VOCAB
-from tests.control.engine.duo import DECODE, FRONT, PREFILL, Asked, Duo
+from tests.control.engine.duo import DECODE, FRONT, PREFILL, Asked, Duo, token_runs
 
 PROMPT = list(range(1, 31))
 
@@ -39,7 +39,7 @@ class Cut:
 
 def runs(duo: Duo, asked: Asked, since: int = 0) -> list[TokenRun]:
     sent = duo.sent(Tokens, DECODE)[since:]
-    return [run for tokens in sent for run in tokens.runs if run.room == asked.room]
+    return [run for tokens in sent for run in token_runs(tokens) if run.room == asked.room]
 
 
 def submit_of(duo: Duo, asked: Asked) -> Submit:

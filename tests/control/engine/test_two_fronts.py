@@ -21,7 +21,7 @@ from deltaserve.core.wire.messages import (
 )
 from deltaserve.sim.cluster import VOCAB, Shape
 from deltaserve.sim.oracle import oracle_output
-from tests.control.engine.duo import DECODE, FRONT, PREFILL, Duo
+from tests.control.engine.duo import DECODE, FRONT, PREFILL, Duo, token_runs
 
 OTHER, OTHER_BOOT = PeerName("front-of-another-zone"), 777
 PROMPT = [50, *range(1, 31)]
@@ -85,9 +85,9 @@ def test_a_room_is_told_to_its_own_front_and_obeys_no_other() -> None:
     duo.until(lambda: any(isinstance(body, Finished) for body in told(duo, DECODE, OTHER)))
     (ended,) = [body for body in told(duo, DECODE, OTHER) if isinstance(body, Finished)]
     assert (ended.reason, ended.usage.output_len) == (None, 8)
-    runs = [run for body in told(duo, DECODE, OTHER) if isinstance(body, Tokens) for run in body.runs]
+    runs = [run for body in told(duo, DECODE, OTHER) if isinstance(body, Tokens) for run in token_runs(body)]
     expected = oracle_output(pack_u32(PROMPT), 8, VOCAB)
     assert b"".join(run.tokens for run in runs) == pack_u32(expected)
-    mine = [run.room for body in told(duo, DECODE, FRONT) if isinstance(body, Tokens) for run in body.runs]
+    mine = [run.room for body in told(duo, DECODE, FRONT) if isinstance(body, Tokens) for run in token_runs(body)]
     assert ROOM not in mine
     duo.quiet()

@@ -14,7 +14,7 @@ from deltaserve.control.sched.plan import ItemResult, PlanItem, Sampled, StepPla
 from deltaserve.control.sched.request import Request
 from deltaserve.control.sched.sched_config import SchedConfig
 from deltaserve.control.sched.scheduler import Scheduler
-from deltaserve.control.sched.steps import StepProgress
+from deltaserve.control.sched.step_progress import StepProgress
 from deltaserve.core.ids import Namespace, PageId, PoolId, Room, RowId, StepIndex
 from deltaserve.core.keys import extend_keys, seed_key
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention

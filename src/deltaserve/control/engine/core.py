@@ -269,9 +269,11 @@ class EngineCore:
         turn = self._begin(now)
         progress = self.parts.scheduler.steps.commit(result)
         self._meter.count_step(result, progress)
-        for item in progress:
+        for item in progress.others:
             if not self.outflow.advance(item, turn):
                 self.serving.advance(item, turn)
+        if progress.decoded.requests:
+            self.serving.decoded(progress.decoded, turn)
         self._pending += turn.actions
 
     # ------------------------------------------------------------ views

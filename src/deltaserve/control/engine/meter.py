@@ -8,7 +8,7 @@ from deltaserve.control.engine.backlog import Backlog
 from deltaserve.control.engine.parts import Parts
 from deltaserve.control.sched.plan import StepResult
 from deltaserve.control.sched.recent import Recent
-from deltaserve.control.sched.steps import Committed
+from deltaserve.control.sched.step_progress import Committed
 from deltaserve.control.transfer.commands import StagingUsed
 from deltaserve.control.transfer.staging import COUNTERS
 from deltaserve.core.wire.messages import Status

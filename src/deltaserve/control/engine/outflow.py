@@ -17,7 +17,7 @@ from deltaserve.control.engine.status import PREFILL_TABLE, PrefillEvent, Prefil
 from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.peer.table import Peer
 from deltaserve.control.sched.request import Request
-from deltaserve.control.sched.steps import StepProgress
+from deltaserve.control.sched.step_progress import StepProgress
 from deltaserve.control.sched.waiting import HORIZON_STEPS, Claim
 from deltaserve.control.transfer.commands import (
     ChunkSent,

@@ -1,10 +1,11 @@
 """What an instance knows of a room, and what decode tells the front about it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from deltaserve.control.engine.audience import NOBODY, Audience, StreamedRoom
 from deltaserve.control.engine.ended import EndedAnswer, EndedRooms, Former, ToldOutput
 from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.status import DECODE_TABLE, DecodeEvent, DecodeState, PrefillState
@@ -23,6 +24,7 @@ from deltaserve.core.wire.messages import (
     MAX_LOGPROB_POSITIONS,
     Finished,
     FinishReason,
+    NextTokens,
     Offer,
     PromptLogprobs,
     Submit,
@@ -192,11 +194,21 @@ def _span(start: float | None, end: float | None) -> float:
 
 
 @dataclass(slots=True)
+class _Gathered:
+    """Tokens of one step for one front."""
+
+    runs: list[TokenRun] = field(default_factory=list)
+    next: NextTokens | None = None
+
+
+@dataclass(slots=True)
 class ToFronts:
     """Tokens of one step, gathered into one frame per front; endings right behind them."""
 
     links: PeerLinks
-    runs: dict[PeerName, list[TokenRun]] = field(default_factory=dict)
+    gathered: dict[PeerName, _Gathered] = field(default_factory=dict)
+    ready: list[tuple[PeerName, Tokens]] = field(default_factory=list)
+    """What earlier steps of the same turn drew."""
 
     def token(self, room: DecodeRoom, sampled: Sampled, now: float) -> None:
         """The request's newest token goes out."""
@@ -213,7 +225,25 @@ class ToFronts:
             logprobs=(sampled.logprobs,) if sampled.logprobs is not None else (),
             usage=room.usage(now) if is_first else None,
         )
-        self.runs.setdefault(room.front, []).append(run)
+        self._of(room.front).runs.append(run)
+
+    def decoded(self, audience: Audience, tokens: bytes) -> None:
+        """The newest tokens of all rooms of `audience` go out, one each."""
+        for front, message in audience.messages(tokens):
+            self._of(front).next = message
+
+    def _of(self, front: PeerName) -> _Gathered:
+        """What is gathered for a front; a room's next tokens are read last, so what follows them is another frame."""
+        gathered = self.gathered.get(front)
+        if gathered is not None and gathered.next is not None:
+            self._close(front, gathered)
+            gathered = None
+        if gathered is None:
+            gathered = self.gathered[front] = _Gathered()
+        return gathered
+
+    def _close(self, front: PeerName, gathered: _Gathered) -> None:
+        self.ready.append((front, Tokens(runs=tuple(gathered.runs), next=gathered.next)))
 
     def refused(self, front: PeerName, submit: Submit, reason: FailReason, message: str, turn: EngineTurn) -> None:
         """A room that was never opened."""
@@ -231,9 +261,12 @@ class ToFronts:
         self.links.send(answer.told.front, msgspec.structs.replace(answer.finished, epoch=submit.epoch), turn)
 
     def flush(self, turn: EngineTurn) -> None:
-        runs, self.runs = self.runs, {}
-        for front, of_front in runs.items():
-            self.links.send(front, Tokens(runs=tuple(of_front)), turn)
+        for front, gathered in self.gathered.items():
+            self._close(front, gathered)
+        self.gathered.clear()
+        ready, self.ready = self.ready, []
+        for front, tokens in ready:
+            self.links.send(front, tokens, turn)
 
     def finished(self, room: DecodeRoom, finish: FinishReason, turn: EngineTurn) -> EndedAnswer:
         """The answer is complete: what its front may ask for again."""
@@ -297,6 +330,7 @@ class RoomBook:
     def __init__(self) -> None:
         self._rooms: dict[Room, DecodeRoom] = {}
         self._by_request: dict[Request, DecodeRoom] = {}
+        self._audience = NOBODY
         self.ended = EndedRooms()
 
     def open(self, front: PeerName, submit: Submit, now: float) -> DecodeRoom:
@@ -323,6 +357,19 @@ class RoomBook:
 
     def of_request(self, request: Request) -> DecodeRoom | None:
         return self._by_request.get(request)
+
+    def audience(self, requests: Sequence[Request]) -> Audience:
+        """Who hears of these, which have each drawn one more token; the same as before while they are the same."""
+        if not self._audience.fits(requests):
+            rooms = [(request, room) for request in requests if (room := self._by_request.get(request)) is not None]
+            streamed = [StreamedRoom(request, room.room, room.front, room.epoch) for request, room in rooms]
+            self._audience = Audience(requests, streamed)
+        return self._audience
+
+    def renumber(self, room: DecodeRoom, epoch: int) -> None:
+        """The front's latest Submit for a room that is here."""
+        room.epoch = epoch
+        self._audience = NOBODY
 
     def fronts(self) -> set[PeerName]:
         """Names of the fronts that have rooms here."""

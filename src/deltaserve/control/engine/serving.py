@@ -20,7 +20,7 @@ from deltaserve.control.sched.draft_book import DraftStart
 from deltaserve.control.sched.ending import finish_of
 from deltaserve.control.sched.plan import Sampled
 from deltaserve.control.sched.request import Origin, Request
-from deltaserve.control.sched.steps import StepProgress
+from deltaserve.control.sched.step_progress import Decoded, StepProgress
 from deltaserve.control.transfer.commands import (
     Landed,
     PagesVerified,
@@ -32,6 +32,7 @@ from deltaserve.control.transfer.receiver import Heard, Receiver
 from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import Attempt, Boot, PeerName, Room, TicketSeq
 from deltaserve.core.sampling import TokenLogprobs
+from deltaserve.core.tokens import TOKEN_BYTES, unpack_u32
 from deltaserve.core.wire.first_token import FirstToken
 from deltaserve.core.wire.messages import (
     CacheUse,
@@ -65,6 +66,8 @@ class Serving:
         self.rooms = RoomBook()
         self.intake = Intake(config, parts, links, receiver, self.rooms)
         self._outbox = ToFronts(links)
+        self._stopping: dict[Room, DecodeRoom] = {}
+        """Rooms of which the front found a stop string, while steps compute them."""
         self._num_near = 0
         """Prompts computed here although a prefill worker was there."""
         self._num_unsent_drafts = 0
@@ -146,6 +149,21 @@ class Serving:
         if room.finish_len is not None and room.room in self.rooms:
             self._stop_at(room, room.finish_len, turn)
 
+    def decoded(self, decoded: Decoded, turn: EngineTurn) -> None:
+        """One step's outcome for the rows that go on by one token."""
+        audience = self.rooms.audience(decoded.requests)
+        self._outbox.decoded(audience, decoded.tokens)
+        ended = [r for r in decoded.ending if self.rooms.of_request(r) is not None]
+        if audience.stops and not audience.stops.isdisjoint(tokens := unpack_u32(decoded.tokens)):
+            drawn = zip(decoded.requests, tokens, strict=True)
+            ended += [request for request, token in drawn if token in request.sampling.stop_token_ids]
+        for request in ended:
+            room = self.rooms.of_request(request)
+            if room is not None:
+                self._end_if_complete(room, int.from_bytes(request.tokens[-TOKEN_BYTES:], "little"), turn)
+        for room in [room for room in self._stopping.values() if room.request in decoded.requests]:
+            self._stop_at(room, room.finish_len or 1, turn)
+
     # ------------------------------------------------------------ frames
 
     def on_frame(self, peer: Peer, message: Message, turn: EngineTurn) -> None:
@@ -224,7 +242,7 @@ class Serving:
             return True
         if room.front != front or submit.epoch <= room.epoch:
             return True
-        room.epoch = submit.epoch
+        self.rooms.renumber(room, submit.epoch)
         told = room.told()
         if not told.continues(front, submit):
             self._drop(room, turn)
@@ -255,6 +273,8 @@ class Serving:
         room.finish_len = max(1, min(finish.output_len, room.request.output_len))
         if not self.parts.scheduler.steps.is_in_flight(room.request):
             self._stop_at(room, room.finish_len, turn)
+        else:
+            self._stopping[room.room] = room
 
     def _stop_at(self, room: DecodeRoom, output_len: int, turn: EngineTurn) -> None:
         room.request.truncate(room.request.prompt_len + output_len)
@@ -353,7 +373,10 @@ class Serving:
         """The request's newest tokens: tell the front, end the request if the last of them ends it."""
         for sampled in drawn:
             self._outbox.token(room, sampled, turn.now)
-        finish = finish_of(room.request.sampling, room.request.output_len, drawn[-1].token)
+        self._end_if_complete(room, drawn[-1].token, turn)
+
+    def _end_if_complete(self, room: DecodeRoom, last_token: int, turn: EngineTurn) -> None:
+        finish = finish_of(room.request.sampling, room.request.output_len, last_token)
         if finish is not None and room.finish_len is None:
             self._complete(room, finish, turn)
 
@@ -418,6 +441,7 @@ class Serving:
     def _end(self, room: DecodeRoom, now: float, answer: EndedAnswer | None) -> None:
         """Everything the room held goes back; what was computed stays in the tree."""
         room.move(DecodeEvent.END)
+        self._stopping.pop(room.room, None)
         self.parts.scheduler.finish(room.request)
         self.rooms.close(room, now, answer)
 

@@ -215,6 +215,8 @@ class FrontCore:
             case Tokens():
                 for run in message.runs:
                     self._lifecycle.on_tokens(worker, run, now)
+                if message.next is not None:
+                    self._lifecycle.on_next_tokens(worker, message.next, now)
             case PromptLogprobs():
                 self._lifecycle.on_prompt_logprobs(worker, message, now)
             case Finished():

@@ -22,6 +22,7 @@ from deltaserve.core.wire.messages import (
     Finished,
     FinishReason,
     Message,
+    NextTokens,
     PeerAddress,
     PromptLogprobs,
     Submit,
@@ -309,6 +310,24 @@ class Lifecycle:
         num_known = live.num_tokens - run.start
         if len(tokens) > num_known:
             self._take_tokens(live, run, num_known, now)
+
+    def on_next_tokens(self, worker: Worker, message: NextTokens, now: float) -> None:
+        """One more token of each of some rooms; as on_tokens, sooner for a room that is as decode has it."""
+        rooms, ahead = self._rooms, message.ahead
+        if len(message.tokens) != TOKEN_BYTES * len(message.places):
+            for place in message.places:  # none of their tokens can be told from the others'
+                self.on_tokens(worker, TokenRun(room=place.room, epoch=place.epoch, start=-1, tokens=b""), now)
+            return
+        for place, token in zip(message.places, unpack_u32(message.tokens), strict=True):
+            live = rooms.get(Room(place.room))
+            if live is None or not live.expects(worker.name, place.epoch, place.start + ahead):
+                run = TokenRun(room=place.room, epoch=place.epoch, start=place.start + ahead, tokens=pack_u32([token]))
+                self.on_tokens(worker, run, now)
+                continue
+            live.heard(now)
+            live.output.append(token)
+            live.retries.progressed()
+            self._emit(Deliver(live.room, OutputDelta(tokens=(token,))))
 
     def _take_tokens(self, live: LiveRoom, run: TokenRun, num_known: int, now: float) -> None:
         """The run's tokens behind the known ones, at least one."""

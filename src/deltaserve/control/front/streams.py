@@ -172,6 +172,12 @@ class LiveRoom:
             return None
         return finish_of(self.sample.generation.sampling, len(self.output), self.output[-1])
 
+    def expects(self, decode: PeerName, epoch: int, start: int) -> bool:
+        """Whether a token of output position `start` is the next one, and there is nothing to it but to take it."""
+        is_streaming = self.state is RoomState.STREAMING and not self.is_computing and not self.held
+        is_next = epoch == self.epoch and start == len(self.output)
+        return is_next and is_streaming and self.is_on(decode) and self.has_prompt_logprobs
+
     def contradicts(self, start: int, tokens: Sequence[int]) -> bool:
         """Whether tokens [start, start + n) are others than those taken before."""
         known = self.output[start : start + len(tokens)]

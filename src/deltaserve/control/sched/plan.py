@@ -135,7 +135,7 @@ class DecodeRows:
 
     rows: tuple[RowId, ...]
     bases: tuple[int, ...]
-    """Position that each row computes, less `DecodeStep.clock`."""
+    """Position that each row computes, less `DecodePart.clock`."""
     joined: tuple[RowId, ...]
     """Rows that are new among them since the plan before: each of them drew a token in that one's step."""
     left: tuple[RowId, ...]
@@ -143,8 +143,9 @@ class DecodeRows:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeStep:
-    """One step of such rows: each computes the token that it drew in the step before, and draws the next one."""
+class DecodePart:
+    """The part of a step that such rows have: each computes the token that it drew in the step before, and draws the
+    next one."""
 
     rows: DecodeRows
     clock: int
@@ -152,7 +153,7 @@ class DecodeStep:
     drawn_in: StepIndex
     """The step before."""
 
-    def continues(self, before: "DecodeStep | None") -> bool:
+    def continues(self, before: "DecodePart | None") -> bool:
         """Whether the rows are those of `before`, the decode rows of the step before, each one position on."""
         return before is not None and self.rows is before.rows and self.clock == before.clock + 1
 
@@ -171,7 +172,7 @@ class PlanItems(Sequence[PlanItem]):
 
     __slots__ = ("_all", "_decode", "others")
 
-    def __init__(self, decode: DecodeStep, others: tuple[PlanItem, ...]) -> None:
+    def __init__(self, decode: DecodePart, others: tuple[PlanItem, ...]) -> None:
         self._decode = decode
         self.others = others
         self._all: tuple[PlanItem, ...] | None = None
@@ -212,7 +213,7 @@ class StepPlan:
     closes: tuple[RowId, ...] = ()
     least_likely: float = 0.0
     """A draft head goes on guessing at a row as long as it holds all its guesses there right with this probability."""
-    decode: DecodeStep | None = None
+    decode: DecodePart | None = None
     """The rows of the first items, which go on from what they drew in the step before; None: the plan says so of none.
     Other items may decode, too: of rows that were not in the step before, or whose log-probabilities are asked for."""
 

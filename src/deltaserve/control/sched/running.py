@@ -5,7 +5,7 @@ enter -> [running] -> leave (computed for somebody else: keeps its pages until t
                    |-> give_back (the end)
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from deltaserve.control.cache.prefix_cache import Match, PrefixCache
@@ -96,8 +96,7 @@ class Running:
         """Those that go on by a token in every step."""
         self.others: dict[Request, None] = {}
         """All others: each of their steps is planned for itself."""
-        self.moved: dict[Request, None] = {}
-        """Those of `decoding` of whose pages the executor's table lacks some, or has some that are not theirs now."""
+        self._moved: dict[Request, None] = {}
         self._cache = cache
         self._budget = budget
         self._seed_of = seed_of
@@ -197,7 +196,7 @@ class Running:
     def _drop_row(self, request: Request) -> None:
         self.decoding.leave(request)
         self.others.pop(request, None)
-        self.moved.pop(request, None)
+        self._moved.pop(request, None)
         self.rows.give_back(request)
         self._runs = None
 
@@ -212,13 +211,13 @@ class Running:
         """The request drew a token in the step before, computes this position in the next one, and so on."""
         del self.others[request]
         self.decoding.join(request, position)
-        self.moved[request] = None
+        self._moved[request] = None
 
     def falls_out(self, request: Request) -> None:
         """The request does not go on like that; it still runs."""
         if request in self.decoding:
             self.decoding.leave(request)
-            self.moved.pop(request, None)
+            self._moved.pop(request, None)
             self.others[request] = None
 
     def grow(self, request: Request, pages: Sequence[Sequence[PageId]]) -> None:
@@ -226,7 +225,12 @@ class Running:
         request.grow(pages)
         if request in self.decoding:
             self.decoding.grown(request)
-            self.moved[request] = None
+            self._moved[request] = None
+
+    def take_moved(self) -> Iterable[Request]:
+        """Those of whose pages the executor's table may lack some, or have some that are not theirs now."""
+        moved, self._moved = self._moved, {}
+        return (*moved, *self.others)
 
     # ------------------------------------------------------------ the tree
 
@@ -318,7 +322,7 @@ class Running:
         for pool in changed:  # another request's instead of its own
             request.tabled[pool] = min(request.tabled.get(pool, 0), firsts[pool])
         if request in self.decoding:
-            self.moved[request] = None
+            self._moved[request] = None
         self._runs = None
 
     def _forget_passing(self, request: Request) -> None:

@@ -14,21 +14,20 @@ What a step may read or write is given back at the commit of the last step that 
 steps name it keeps everything until then.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 from deltaserve.control.cache.prefix_cache import PrefixCache
 from deltaserve.control.sched.budget import Budget
+from deltaserve.control.sched.flight import NO_GROUP, DecodeGroup, Flight
 from deltaserve.control.sched.holders import Holders
 from deltaserve.control.sched.plan import (
+    DecodePart,
     DecodeRows,
-    DecodeStep,
     ItemOutcome,
     ItemResult,
     PageUpdate,
     PlanItem,
     PlanItems,
-    Sampled,
     StepPlan,
     StepResult,
     WorkList,
@@ -36,115 +35,12 @@ from deltaserve.control.sched.plan import (
 from deltaserve.control.sched.request import Request
 from deltaserve.control.sched.running import Running
 from deltaserve.control.sched.speculation import Speculation
+from deltaserve.control.sched.step_progress import NONE_DECODED, Committed, Decoded, StepProgress
 from deltaserve.control.sched.token_shares import TokenShares
 from deltaserve.core.errors import StateError
-from deltaserve.core.ids import PoolId, RowId, StepIndex
-from deltaserve.core.sampling import TokenLogprobs
-from deltaserve.core.tokens import TOKEN_BYTES, token_len, unpack_u32
+from deltaserve.core.ids import PoolId, StepIndex
+from deltaserve.core.tokens import TOKEN_BYTES, token_len
 from deltaserve.core.wire.messages import CacheUse
-
-
-@dataclass(frozen=True, slots=True)
-class StepProgress:
-    """What one step did for one request."""
-
-    request: Request
-    computed_from: int
-    is_extend: bool
-    """Whether it computed more than the last token and guesses behind it."""
-    drawn: tuple[Sampled, ...]
-    outcome: ItemOutcome
-    prompt_logprobs: tuple[TokenLogprobs, ...]
-    features: bytes
-    """Features that the step returned: see ItemResult."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Requests of which one step computed the last token and drew the next one; nothing else is to be told of them."""
-
-    requests: tuple[Request, ...]
-    """The same object as long as they are the same."""
-    tokens: bytes
-    """Packed ids drawn, one each."""
-    ending: tuple[Request, ...]
-    """Those whose last token, by their length, was drawn. May be of others too, which have ended meanwhile."""
-
-    def __iter__(self) -> Iterator[StepProgress]:
-        for request, token in zip(self.requests, unpack_u32(self.tokens), strict=True):
-            drawn = (Sampled(token),)
-            yield StepProgress(request, request.num_computed - 1, False, drawn, ItemOutcome.COMPUTED, (), b"")
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """What one step did for all its requests that had not ended meanwhile."""
-
-    others: tuple[StepProgress, ...]
-    decoded: Decoded
-    """What is not told one by one."""
-
-    def __iter__(self) -> Iterator[StepProgress]:
-        yield from self.decoded
-        yield from self.others
-
-    def __len__(self) -> int:
-        return len(self.decoded.requests) + len(self.others)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens computed."""
-        others = sum(p.request.num_computed - p.computed_from for p in self.others)
-        return len(self.decoded.requests) + others
-
-    @property
-    def has_extends(self) -> bool:
-        return any(p.is_extend for p in self.others)
-
-
-_NONE_DECODED = Decoded((), b"", ())
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """The requests of some decode rows."""
-
-    rows: DecodeRows | None
-    requests: tuple[Request, ...]
-    members: frozenset[Request]
-
-
-_NOBODY = _Group(None, (), frozenset())
-
-
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """A step that is planned and not committed."""
-
-    plan: StepPlan
-    group: _Group
-    """Requests of the plan's `decode`."""
-    ending: tuple[Request, ...]
-    """Those of the group that draw their last token in it, by their length."""
-    others: dict[Request, PlanItem]
-
-    def names(self, request: Request) -> bool:
-        return request in self.group.members or request in self.others
-
-    @property
-    def is_plain(self) -> bool:
-        """Every row decodes one token: where each goes on is known."""
-        plan = self.plan
-        return bool(plan.items) and all(item.is_decode and not item.num_drafts for item in plan.others)
-
-    def planned(self, result: StepResult) -> dict[RowId, tuple[Request, PlanItem]]:
-        """What the answers of `result.items` are to, by row."""
-        found = {item.row: (request, item) for request, item in self.others.items()}
-        decode = self.plan.decode
-        if result.decoded is None and decode is not None:
-            pairs = zip(self.group.requests, decode.items(), strict=True)
-            found |= {item.row: (request, item) for request, item in pairs}
-        return found
 
 
 class Steps:
@@ -159,11 +55,11 @@ class Steps:
         self.speculation = Speculation(running.step_target.cost if is_adaptive else None)
         self._tokens = TokenShares(budget, running, self.speculation)
         self._step = 0
-        self._flights: list[_Flight] = []
+        self._flights: list[Flight] = []
         """The one that computes, then those planned behind it."""
-        self._last: _Flight | None = None
+        self._last: Flight | None = None
         """The one planned last, under way or not."""
-        self._group = _NOBODY
+        self._group = NO_GROUP
         """The requests that go on by one token in every step, as they were planned last."""
         self._ending: dict[Request, Callable[[Request], None]] = {}
         """Ended while steps name it |-> how it gives back what it holds."""
@@ -247,7 +143,7 @@ class Steps:
     def _launch(self, items: Sequence[PlanItem]) -> StepPlan:
         running = self._running
         going_on = running.decoding.tell()
-        decode = None if going_on is None else DecodeStep(going_on, running.decoding.clock, StepIndex(self._step))
+        decode = None if going_on is None else DecodePart(going_on, running.decoding.clock, StepIndex(self._step))
         self._step += 1
         wanted = [item.wanted_drafts for item in items if item.wanted_drafts]
         decoding = tuple(item.row for item in items if item.is_decode)
@@ -265,19 +161,19 @@ class Steps:
         others = {r: by_row[r.row] for r in running.others if r.row in by_row} if items else {}
         for request, item in others.items():
             request.num_planned = item.q_start + item.q_len
-        self._last = _Flight(plan, self._group_of(going_on), running.decoding.ending(), others)
+        self._last = Flight(plan, self._group_of(going_on), running.decoding.ending(), others)
         self._flights.append(self._last)
         return plan
 
-    def _group_of(self, rows: DecodeRows | None) -> _Group:
+    def _group_of(self, rows: DecodeRows | None) -> DecodeGroup:
         if self._group.rows is not rows:
             requests = tuple(self._running.decoding)
-            self._group = _NOBODY if rows is None else _Group(rows, requests, frozenset(requests))
+            self._group = NO_GROUP if rows is None else DecodeGroup(rows, requests, frozenset(requests))
         return self._group
 
     # ------------------------------------------------------------ behind a step under way
 
-    def _may_plan_behind(self, flight: _Flight) -> bool:
+    def _may_plan_behind(self, flight: Flight) -> bool:
         if not flight.is_plain or self._running.needs.state_pools:
             return False
         return not self._running.config.max_drafts or not self.speculation.pays(
@@ -370,8 +266,7 @@ class Steps:
 
     def _page_updates(self) -> Iterable[PageUpdate]:
         pools = self._running.needs.pools
-        moved, self._running.moved = self._running.moved, {}
-        for request in (*moved, *self._running.others):
+        for request in self._running.take_moved():
             if request.row is None:
                 continue
             for pool in pools:
@@ -395,7 +290,7 @@ class Steps:
             made = [token_len(item.drafts) for item in result.items]
             self.speculation.learn_draft(flight.plan.items, made, result.draft_seconds)
         self._running.decay_reserve()
-        decoded = _NONE_DECODED if result.decoded is None else self._apply_decoded(flight, result.decoded)
+        decoded = NONE_DECODED if result.decoded is None else self._apply_decoded(flight, result.decoded)
         planned = flight.planned(result) if result.items else {}
         others = []
         for item in result.items:
@@ -408,7 +303,7 @@ class Steps:
             self._ending.pop(request)(request)
         return Committed(tuple(others), decoded)
 
-    def _apply_decoded(self, flight: _Flight, tokens: bytes) -> Decoded:
+    def _apply_decoded(self, flight: Flight, tokens: bytes) -> Decoded:
         requests = flight.group.requests
         if len(tokens) != len(requests) * TOKEN_BYTES:
             raise StateError(f"{token_len(tokens)} tokens for {len(requests)} rows of step {flight.plan.step}")

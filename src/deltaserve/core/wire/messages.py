@@ -18,7 +18,7 @@ from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import Role
 from deltaserve.core.sampling import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 
 class CacheUse(Enum):
@@ -347,10 +347,31 @@ class TokenRun(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkno
     """Where the prompt came from; only with the first token that this worker drew, and not when a run is told again."""
 
 
-class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """All rooms of one front that got tokens in one step."""
+class StreamPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A room in a list of those that get one token each."""
 
-    runs: tuple[TokenRun, ...]
+    room: bytes
+    epoch: int
+    """As in TokenRun."""
+    start: int
+    """Output position of its token, less `NextTokens.ahead`."""
+
+
+class NextTokens(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """One further output token of each of some rooms: of those that decode on and on, in one piece."""
+
+    places: tuple[StreamPlace, ...]
+    ahead: int
+    """Steps since this list was made. It stays the same while its rooms go on."""
+    tokens: bytes
+    """Packed ids, one of each room."""
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """All rooms of one front that got tokens in one step: first the runs, then the others."""
+
+    runs: tuple[TokenRun, ...] = ()
+    next: NextTokens | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
