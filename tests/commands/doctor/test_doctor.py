@@ -4,14 +4,16 @@ import json
 import re
 import shutil
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from deltaserve.cli.main import main
 from deltaserve.commands.doctor import machine as doctor_machine
@@ -160,6 +162,30 @@ def test_local_transfers_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = local_checks.check(None)
     assert line.level is Level.WARN
     assert "aarch64" in line.text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without a GPU says")
+@pytest.mark.parametrize(
+    ("check", "checks", "words"),
+    [
+        (nixl_checks.check, nixl_checks, ("nixl", "cuda memory", "torch has no memory of cuda:0", "backend local")),
+        (local_checks.check, local_checks, ("local", "cuda memory", "CUDA", "backend nixl")),
+    ],
+    ids=["nixl", "local"],
+)
+def test_a_page_of_a_gpu_is_tried(
+    check: Callable[[TransportOptions | None], Iterator[Line]],
+    checks: ModuleType,
+    words: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a process that loads torch; its error is one line. Where there is no GPU none is tried."""
+    without = list(check(None))
+    monkeypatch.setattr(checks, "has_gpu", lambda: True)
+    *others, line = check(None)
+    assert len(others) == len(without)
+    assert line.level is Level.WARN and "\n" not in line.text
+    assert all(word in line.text for word in words), line.text
 
 
 def test_what_mooncake_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from deltaserve.core.extents import Copy, Region, Span
 from deltaserve.core.findings import Level, Line
 from deltaserve.core.ids import PeerName
 from deltaserve.core.transport import RemoteRank, RemoteRegion, TransportError
+from deltaserve.transports.gpu_trial import gpu_problem, has_gpu
 from deltaserve.transports.local.memory_access import sealed_file
 from deltaserve.transports.local.transport import LocalTransport
 from deltaserve.transports.probing import NUM_BYTES, REGION, poll
@@ -21,13 +22,22 @@ _WRITER, _READER = PeerName("doctor-p"), PeerName("doctor-d")
 
 
 def check(options: TransportOptions | None) -> Iterator[Line]:
-    """One line."""
+    """One line, and one about a GPU's memory where there is a GPU."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             yield _probe(Path(folder))
         except (OSError, TransportError, TimeoutError) as error:
             problem = error if isinstance(error, TransportError) else TransportError(error)
             yield Line(Level.WARN, "transfer", cannot_open("local", ["cpu"], problem))
+    if has_gpu():
+        yield _on_gpu()
+
+
+def _on_gpu() -> Line:
+    problem = gpu_problem("deltaserve.transports.local.gpu_check", {})
+    if problem is not None:
+        return Line(Level.WARN, "transfer", cannot_open("local", ["cuda:0"], TransportError(problem)))
+    return Line(Level.OK, "transfer", "local on cuda:0: a page is exported, mapped and copied")
 
 
 def _probe(folder: Path) -> Line:

@@ -53,6 +53,8 @@ class CudaAccess:
     def __init__(self, device: str) -> None:
         """`device`: `cuda:N`. For the thread that makes it. Compiles the kernel and tries it. Raises TransportError."""
         self._device = torch.device(device)
+        if not torch.cuda.is_available():
+            raise TransportError(f"torch sees no CUDA device, so there is no {device}")
         with _as_transport_errors():
             torch.cuda.set_device(self._device)
             self._driver = CudaDriver(self._device.index)

@@ -18,19 +18,22 @@ from deltaserve.core.extents import Copy, Region, Span
 from deltaserve.core.findings import Level, Line
 from deltaserve.core.ids import Boot, PeerName
 from deltaserve.core.transport import RemoteRank, RemoteRegion, TransportError
-from deltaserve.transports.nixl.library import cuda_major, fitting_packages
+from deltaserve.transports.gpu_trial import cuda_major, gpu_problem, has_gpu
+from deltaserve.transports.nixl.library import fitting_packages
 from deltaserve.transports.nixl.ucx_environment import ucx_environment
 from deltaserve.transports.probing import NUM_BYTES, REGION, poll
 from deltaserve.transports.registry import TransportOptions, cannot_open, installed_version, transport_kind
 
 _LOOPBACK = TransportOptions(tls="tcp,self", devices="lo")
+_CUDA_LOOPBACK = TransportOptions(tls="tcp,cuda_copy,self", devices="lo")
 _WRITER, _READER = "doctor-p", "doctor-d"
 
 
-def check(options: TransportOptions | None) -> Iterator[Line]:
-    """Whether the library is there, and what it moves between two children; none outlives the call."""
+def check(asked: TransportOptions | None) -> Iterator[Line]:
+    """Whether the library is there, what it moves between two children, and where there is a GPU whether it takes that
+    one's memory. No child outlives the call."""
     yield _library()
-    options = options or _LOOPBACK
+    options = asked or _LOOPBACK
     writer, reader = children = [_start(_WRITER, _READER, options), _start(_READER, _WRITER, options)]
     try:
         yield _probe(writer, reader, options)
@@ -40,6 +43,19 @@ def check(options: TransportOptions | None) -> Iterator[Line]:
         for child in children:
             child.kill()
             child.communicate()
+    if has_gpu() and installed_version(fitting_packages(cuda_major())) is not None:
+        yield _on_gpu(asked)
+
+
+def _on_gpu(asked: TransportOptions | None) -> Line:
+    """Workers of one serve need it not: it is an obstacle where nixl was asked for."""
+    options = asked or _CUDA_LOOPBACK
+    environment = ucx_environment(options.tls, options.devices)
+    problem = gpu_problem("deltaserve.transports.nixl.gpu_check", environment, options.tls, options.devices)
+    if problem is None:
+        return Line(Level.OK, "transfer", f"nixl over {options.tls}: a page of cuda:0 is registered")
+    level = Level.WARN if asked is None else Level.FAIL
+    return Line(level, "transfer", cannot_open("nixl", ["cuda:0"], TransportError(problem)))
 
 
 def _library() -> Line:
@@ -52,7 +68,7 @@ def _library() -> Line:
 
 
 def _cannot(problem: object) -> str:
-    """What is moved here is memory of the CPU: a GPU's needs a worker."""
+    """What is moved between the two is memory of the CPU."""
     error = problem if isinstance(problem, TransportError) else TransportError(problem)
     return cannot_open("nixl", ["cpu"], error)
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Boot, PeerName
 from deltaserve.core.transport import Evidence, Sharing, Transport, TransportError
+from deltaserve.transports.gpu_trial import cuda_major
 from deltaserve.transports.nixl.checks import check
-from deltaserve.transports.nixl.library import cuda_major, fitting_packages, how_to_install
+from deltaserve.transports.nixl.library import fitting_packages, how_to_install
 from deltaserve.transports.nixl.options import FENCED_BY_CLOSE, NixlOptions
 from deltaserve.transports.nixl.ucx_environment import ucx_environment
 from deltaserve.transports.registry import (
