@@ -131,7 +131,7 @@ def test_a_part_that_fails_is_named_with_its_cause_and_the_next_one_runs(tmp_pat
     (tmp_path / "small" / "config.json").write_text("{}")  # taken for a model that was made already
     failed, done = run_parts(["engine", "card"], Run("cpu", "small", tmp_path), PATIENCE_S)
     assert failed.problem is not None
-    assert "config.json" in failed.problem
+    assert "model.safetensors" in failed.problem
     assert (done.problem, len(done.figures)) == (None, 2)
 
 

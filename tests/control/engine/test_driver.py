@@ -1,7 +1,7 @@
 """What a turn of the driver is: what comes before what, when a step is planned, what is told once, when it is due."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Self
 
@@ -210,8 +210,9 @@ def test_the_pace_counts_from_the_end_of_the_step_before_and_learns_from_steps_t
     assert driver.step_lasts(1.25) == pytest.approx(0.05)
     driver.turn([], 1.3)
     driver.turn([result(2, seconds=0.3), result(3, seconds=9.0)], 1.6)
+    driver.turn([replace(result(4, seconds=9.0), is_typical=False)], 1.7)
     assert pace.learned == [0.2, 0.3]
-    assert driver.num_steps == 3
+    assert driver.num_steps == 4
 
 
 def test_nothing_computes_and_no_ticket_is_open_when_idle() -> None:

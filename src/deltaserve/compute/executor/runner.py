@@ -193,7 +193,7 @@ class TorchExecutor:
             result = self._execute(plan)
         num_threads, seconds = self._threads.count, time.perf_counter() - start
         self._threads.learn(seconds)
-        return replace(result, seconds=seconds, num_threads=num_threads)
+        return replace(result, seconds=seconds, num_threads=num_threads, is_typical=not self._has_recorded())
 
     def _execute(self, plan: StepPlan) -> StepResult:
         self._apply(plan)
@@ -233,8 +233,12 @@ class TorchExecutor:
             return None
         tokens_read = int(step.rows.starts.sum()) + len(step.drawing)
         shared = self._decode.shared_tokens(step)
-        result = StepResult(plan.step, (), tokens_read=tokens_read, shared_tokens_read=shared)
+        result = StepResult(plan.step, (), tokens_read, shared, is_typical=not self._has_recorded())
         return Launched(result, step.drawing, DrawsOnHost.of(draws, self._device), self._clock, launched_at)
+
+    def _has_recorded(self) -> bool:
+        """Whether a step was recorded since this was asked last."""
+        return self._graphs is not None and self._graphs.take_recorded() > 0
 
     def _end_all(self) -> None:
         """Wait for what is under way: from then on rows know their tokens."""
@@ -265,6 +269,7 @@ class TorchExecutor:
             items=tuple(ItemResult(item.row) for item in plan.items),
             tokens_read=inputs.batch.tokens_read,
             shared_tokens_read=self._attention.shared_tokens_read(inputs.batch),
+            is_typical=not self._has_recorded(),
         )
         return Launched(result, drawing, DrawsOnHost.of(draws, self._device), self._clock, launched_at)
 

@@ -108,6 +108,12 @@ class StepGraphs:
         self._recorder = recorder
         self._has_failed = False
         self._buckets: dict[int, _Bucket] = {}
+        self._num_recorded = 0
+
+    def take_recorded(self) -> int:
+        """Steps recorded since this was asked last."""
+        found, self._num_recorded = self._num_recorded, 0
+        return found
 
     def forward(self, inputs: StepInputs) -> Hidden | None:
         """Hidden states of all tokens of the step, valid until the next one. None: it is none of those that are
@@ -171,6 +177,7 @@ class StepGraphs:
     def _record(self, bucket: _Bucket, number: int, way: WayToDraw | None) -> tuple[_RecordedStep, Callable[[], None]]:
         """To record a step may compute it: rows are put back to where they stand before it."""
         rows = self._rows
+        self._num_recorded += 1
         kept = [(tensor, tensor.clone()) for tensor in (rows.positions, rows.last_drawn)]
         recorded = _RecordedStep(self._decoder, rows, number, bucket.attention, way)
         bucket.replays[way] = recorded, self._recorder.record(recorded.run)

@@ -103,8 +103,8 @@ class Driver(Generic[E]):
         plan = self._plans.popleft()
         self._computing_since = now
         self.num_steps += 1
-        if not plan.num_extended:
-            self._pace.learn(result.seconds)
+        if result.typical_s is not None and not plan.num_extended:
+            self._pace.learn(result.typical_s)
         self.engine.commit(result, now)
 
     def _hand_over(self, now: float) -> list[WorkerAction]:

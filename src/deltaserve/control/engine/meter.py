@@ -61,13 +61,12 @@ class Meter:
         self.tokens_read += result.tokens_read
         self.shared_tokens_read += result.shared_tokens_read
         self._num_threads = result.num_threads
-        if result.seconds <= 0:
+        if result.typical_s is None or not num_tokens:
             return
         if progress.has_extends:
-            if num_tokens:
-                self._of_prompt_token.add(result.seconds / num_tokens)
-        elif num_tokens:
-            self._of_decode_step.add(result.seconds * len(progress) / num_tokens)
+            self._of_prompt_token.add(result.typical_s / num_tokens)
+        else:
+            self._of_decode_step.add(result.typical_s * len(progress) / num_tokens)
 
     @property
     def prefill_tokens_per_s(self) -> float:

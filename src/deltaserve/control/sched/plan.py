@@ -296,6 +296,14 @@ class StepResult:
     """Packed ids that the rows of the plan's `decode` drew, one each, in their order: every one of them was COMPUTED
     and drew a token, without log-probabilities. None: `items` answers them, too."""
 
+    is_typical: bool = field(default=True, compare=False)
+    """Whether the next step of its kind takes about as long. False: something was compiled or recorded in it."""
+
+    @property
+    def typical_s(self) -> float | None:
+        """`seconds`, where rates and costs may be learned from them."""
+        return self.seconds if self.is_typical and self.seconds > 0.0 else None
+
     def of_all(self, plan: StepPlan) -> tuple[ItemResult, ...]:
         """The answers to all items of `plan`, which this is the answer to."""
         if self.decoded is None or plan.decode is None:

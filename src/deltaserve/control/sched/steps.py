@@ -285,8 +285,10 @@ class Steps:
             raise StateError(f"result of step {result.step} while step {expected} is expected")
         flight = self._flights.pop(0)
         plan = flight.plan
-        self._running.step_target.learn(plan.num_decoded, plan.num_extended, result.seconds - result.draft_seconds)
-        if self._running.config.max_drafts:
+        if result.typical_s is not None:
+            step_s = result.typical_s - result.draft_seconds
+            self._running.step_target.learn(plan.num_decoded, plan.num_extended, step_s)
+        if result.typical_s is not None and self._running.config.max_drafts:
             made = [token_len(item.drafts) for item in result.items]
             self.speculation.learn_draft(flight.plan.items, made, result.draft_seconds)
         self._running.decay_reserve()

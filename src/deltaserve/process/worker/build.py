@@ -11,6 +11,7 @@ from deltaserve.compute.collective.collective import ALONE, Collective, ProcessC
 from deltaserve.compute.collective.expert_group import ExpertMesh, Partners
 from deltaserve.compute.collective.nccl import NcclCollective
 from deltaserve.compute.executor.runner import ExecutorSizes, TorchExecutor
+from deltaserve.compute.executor.warm_up import WarmUp, warm_up
 from deltaserve.compute.memory.memory_block import DeviceAllocator, MemoryBlock
 from deltaserve.compute.memory.staging_arena import PagesOfGroup, StagingArena
 from deltaserve.control.engine.api import Instance, InstanceConfig
@@ -84,6 +85,8 @@ def build_worker(
     member = None if mesh is None else ExpertMember(mesh, executor.accompany)
     computes_beside = torch.device(spec.device).type == "cuda" and ranks is None and mesh is None
     launcher = executor if computes_beside else None
+    if launcher is not None:
+        warm_up(lambda plan: launcher.launch(plan).wait(), _warm_up_of(spec), progress)
     return WorkerParts(make_instance(config), several or executor, open_plane, member, launcher)
 
 
@@ -139,6 +142,19 @@ def _load(spec: WorkerSpec, model: ModelSpec, partners: Partners, progress: Call
     )
     cache = model.cache_spec(spec.page_size, spec.kv_dtype, spec.state_dtype)
     return TorchExecutor.load(path, model, cache, sizes, device, spec.dtype, partners)
+
+
+def _warm_up_of(spec: WorkerSpec) -> WarmUp:
+    return WarmUp(
+        num_pages=spec.num_pages,
+        page_size=spec.page_size,
+        chunk_len=spec.options.sched.chunk_len,
+        split_tokens=spec.options.sched.split_tokens,
+        max_context_len=spec.max_context_len,
+        max_rows=spec.max_running_requests,
+        graph_rows=spec.graph_rows,
+        is_decoding=spec.role is not Role.PREFILL,
+    )
 
 
 def make_instance(config: InstanceConfig) -> Instance:

@@ -1,0 +1,171 @@
+"""Steps before anybody waits for one: kernels are compiled or loaded, libraries take their memory, and decode steps are
+recorded, so that the first requests find a worker as quick as the later ones.
+
+They are ordinary plans on rows and pages that nobody has yet, given to the executor as a control plane gives its own.
+All rows stand on the same pages: what they compute is of no use, only that it is computed. Behind the last plan no row
+is open, and what stands in the pages is as little to be read as before the first.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from deltaserve.compute.executor.step_graphs import bucket_of
+from deltaserve.control.sched.plan import (
+    ItemOutcome,
+    PageUpdate,
+    PlanItem,
+    RowOpen,
+    StepPlan,
+    StepResult,
+    TokenValues,
+    WorkList,
+)
+from deltaserve.core.ids import PageId, PoolId, RowId, StepIndex
+from deltaserve.core.sampling import SamplingParams
+from deltaserve.core.tokens import pack_u32
+
+_log = logging.getLogger(__name__)
+_TOKEN = 1
+_SHORTEST, _SHORT = 16, 256
+"""Prompts of all powers of two from the first to a whole chunk; the second stands beside decode rows."""
+_DECODE_LEN = 1024
+"""Context of a row that decodes. A step that was recorded has room for at least as much in all."""
+_RULES = (
+    SamplingParams(max_tokens=1, seed=0, temperature=0.0),
+    SamplingParams(max_tokens=1, seed=0, temperature=0.7),
+    SamplingParams(max_tokens=1, seed=0, temperature=0.7, top_p=0.9),
+)
+"""One for each way in which a recorded step draws (row_rules.py)."""
+DECODE_BUDGET_S = 12.0
+"""No further decode step is made after that: what is not recorded by then is recorded when it comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """What a worker will be asked for. Lengths in tokens."""
+
+    num_pages: tuple[int, ...]
+    """Pages of each pool."""
+    page_size: int
+    chunk_len: int
+    split_tokens: int
+    max_context_len: int
+    max_rows: int
+    graph_rows: int | None
+    """Rows of the largest decode step that is recorded; None: none is."""
+    is_decoding: bool
+    """Whether it decodes: a prefill worker does not."""
+
+
+def warm_up(compute: Callable[[StepPlan], StepResult], sizes: WarmUp, report: Callable[[str], None]) -> None:
+    """Have `compute` execute all kinds of steps once. Blocks for seconds. A step that fails is told, and the next ones
+    are made all the same: the worker serves what it can."""
+    began = time.monotonic()
+    steps = _Steps(compute, sizes)
+    report("compiling kernels")
+    steps.prompts()
+    num_made = 0
+    buckets = _buckets(sizes)
+    if buckets:
+        report(f"recording decode steps of up to {buckets[0]} rows")
+        num_made = steps.decodes(buckets, time.monotonic() + DECODE_BUDGET_S)
+    seconds = time.monotonic() - began
+    _log.info("warm after %.1f s: %d of %d kinds of decode steps", seconds, num_made, len(buckets) * len(_RULES))
+
+
+def _buckets(sizes: WarmUp) -> list[int]:
+    """Numbers of rows: the powers of two, then the others; the largest first, so that smaller ones find the memory of
+    larger ones."""
+    if not sizes.is_decoding:
+        return []
+    if sizes.graph_rows is None:
+        return [1]
+    most = min(sizes.graph_rows, sizes.max_rows)
+    found = {bucket_of(num_rows, most) for num_rows in range(1, most + 1)}
+    return sorted(found, key=lambda rows: (rows & (rows - 1) > 0 and rows != most, -rows))
+
+
+class _Steps:
+    """Plans, one after the other."""
+
+    def __init__(self, compute: Callable[[StepPlan], StepResult], sizes: WarmUp) -> None:
+        self._compute = compute
+        self._sizes = sizes
+        self._num_steps = 0
+
+    def prompts(self) -> None:
+        """Chunks of all lengths; one behind a prefix, and one beside rows that decode."""
+        longest = min(self._sizes.chunk_len, self._sizes.max_context_len)
+        lengths = [longest]
+        while lengths[-1] > _SHORTEST:
+            lengths.append(1 << ((lengths[-1] - 1).bit_length() - 1))
+        self._open(1, longest, _RULES[0])
+        self._step([_prompt(0, 0, longest)])
+        if longest > _SHORTEST:
+            self._step([_prompt(0, longest - _SHORTEST, _SHORTEST)])
+        for length in lengths[1:]:  # what a row draws behind a shorter one takes the place of what it knew there
+            self._step([_prompt(0, 0, length)])
+        self._close(1)
+        num_rows, length = min(2, self._sizes.max_rows), min(_SHORT, longest)
+        self._open(num_rows, length, _RULES[1])
+        beside = [_decode(row, length - 1) for row in range(1, num_rows)]
+        self._step([*beside, _prompt(0, 0, length)])
+        self._close(num_rows)
+
+    def decodes(self, buckets: Sequence[int], end_at: float) -> int:
+        """A step of each number of rows, by each way to draw. Returns how many were made in time."""
+        num_made = 0
+        for num_rows in buckets:
+            length = min(_DECODE_LEN, self._sizes.max_context_len)
+            for rules in _RULES:
+                if time.monotonic() >= end_at:
+                    return num_made
+                self._open(num_rows, length, rules)
+                self._step([_decode(row, length - 1) for row in range(num_rows)])
+                self._close(num_rows)
+                num_made += 1
+        return num_made
+
+    def _open(self, num_rows: int, length: int, rules: SamplingParams) -> None:
+        """Rows of `length` known tokens, all on the same pages; on each more than once where the pool is small."""
+        tokens = pack_u32([_TOKEN] * length)
+        opens = tuple(RowOpen(RowId(row), rules, tokens, length) for row in range(num_rows))
+        places = range(-(-length // self._sizes.page_size))
+        updates = [
+            PageUpdate(RowId(row), PoolId(pool), 0, tuple(PageId(place % num_pages) for place in places))
+            for row in range(num_rows)
+            for pool, num_pages in enumerate(self._sizes.num_pages)
+        ]
+        self._execute(StepPlan(self._next(), (), self._work, opens, tuple(updates)))
+
+    def _close(self, num_rows: int) -> None:
+        rows = tuple(RowId(row) for row in range(num_rows))
+        self._execute(StepPlan(self._next(), (), self._work, closes=rows))
+
+    def _step(self, items: Sequence[PlanItem]) -> None:
+        self._execute(StepPlan(self._next(), tuple(items), self._work))
+
+    @property
+    def _work(self) -> WorkList:
+        return WorkList(self._sizes.split_tokens)
+
+    def _next(self) -> StepIndex:
+        self._num_steps += 1
+        return StepIndex(self._num_steps)
+
+    def _execute(self, plan: StepPlan) -> None:
+        result = self._compute(plan)
+        if any(item.outcome is ItemOutcome.FAILED for item in result.items):
+            _log.warning(
+                "a first step of %d tokens failed: such steps may fail when they are asked for", plan.num_tokens
+            )
+
+
+def _prompt(row: int, start: int, length: int) -> PlanItem:
+    return PlanItem(RowId(row), start, length, TokenValues(pack_u32([_TOKEN] * length)), samples=True)
+
+
+def _decode(row: int, position: int) -> PlanItem:
+    return PlanItem(RowId(row), position, 1, TokenValues(pack_u32([_TOKEN])), samples=True)

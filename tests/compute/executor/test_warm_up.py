@@ -1,0 +1,172 @@
+"""Steps before anybody waits for one: which they are, and that nothing is left of them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deltaserve.compute.executor.step_graphs import bucket_of
+from deltaserve.compute.executor.warm_up import WarmUp, warm_up
+from deltaserve.control.sched.plan import ItemOutcome, ItemResult, StepPlan, StepResult
+from deltaserve.core.ids import RowId
+from tests.compute.attention.step_tape import StepTape
+from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
+from tests.compute.executor.replaying import EagerDriver, RecordingDriver, ReplayingDriver, decode_together
+from tests.compute.executor.world import Driver, check_generation
+
+SIZES = WarmUp(
+    num_pages=(40, 3),
+    page_size=16,
+    chunk_len=128,
+    split_tokens=32,
+    max_context_len=500,
+    max_rows=40,
+    graph_rows=36,
+    is_decoding=True,
+)
+
+
+def collected(sizes: WarmUp) -> list[StepPlan]:
+    plans: list[StepPlan] = []
+
+    def compute(plan: StepPlan) -> StepResult:
+        plans.append(plan)
+        return StepResult(plan.step, tuple(ItemResult(item.row) for item in plan.items))
+
+    warm_up(compute, sizes, lambda text: None)
+    return plans
+
+
+def numbers_decoding(plans: list[StepPlan]) -> list[int]:
+    return [len(plan.items) for plan in plans if plan.items and all(item.is_decode for item in plan.items)]
+
+
+def test_every_number_of_rows_that_is_recorded_is_made_in_each_way_the_largest_first() -> None:
+    made = numbers_decoding(collected(SIZES))
+    assert set(made) == {bucket_of(num_rows, 36) for num_rows in range(1, 37)}
+    assert all(made.count(num_rows) == 3 for num_rows in made)
+    assert made[::3] == [36, 32, 16, 8, 4, 2, 1, 24]
+
+
+def test_rows_and_pages_are_those_that_there_are() -> None:
+    for plan in collected(SIZES):
+        for update in plan.pages:
+            assert update.row < SIZES.max_rows
+            assert max(update.pages) < SIZES.num_pages[update.pool]
+            assert update.first_index + len(update.pages) <= -(-SIZES.max_context_len // SIZES.page_size)
+        assert all(item.q_start + item.q_len <= SIZES.max_context_len for item in plan.items)
+        assert plan.num_tokens <= SIZES.chunk_len + SIZES.max_rows
+
+
+def test_no_row_is_left_open() -> None:
+    opened: set[RowId] = set()
+    for plan in collected(SIZES):
+        assert opened.issuperset(plan.closes)
+        opened.difference_update(plan.closes)
+        assert opened.isdisjoint(row.row for row in plan.opens)
+        opened.update(row.row for row in plan.opens)
+        assert opened.issuperset(item.row for item in plan.items)
+    assert not opened
+
+
+def test_prompts_have_all_lengths_up_to_a_chunk() -> None:
+    plans = collected(replace(SIZES, is_decoding=False))
+    assert not numbers_decoding(plans)
+    alone = [plan.items[0].q_len for plan in plans if len(plan.items) == 1]
+    assert alone == [128, 16, 64, 32, 16]
+    assert [len(plan.items) for plan in plans if len(plan.items) > 1] == [2]
+
+
+def test_without_recording_one_decode_step_is_enough() -> None:
+    assert set(numbers_decoding(collected(replace(SIZES, graph_rows=None)))) == {1}
+
+
+def test_decode_steps_end_with_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deltaserve.compute.executor.warm_up.DECODE_BUDGET_S", 0.0)
+    plans = collected(SIZES)
+    assert not numbers_decoding(plans)
+    assert plans
+
+
+def test_a_step_that_fails_is_told_and_the_others_are_made(caplog: pytest.LogCaptureFixture) -> None:
+    num_made = 0
+
+    def failing(plan: StepPlan) -> StepResult:
+        nonlocal num_made
+        num_made += bool(plan.items)
+        outcome = ItemOutcome.FAILED if plan.num_tokens == 128 else ItemOutcome.COMPUTED
+        return StepResult(plan.step, tuple(ItemResult(item.row, outcome=outcome) for item in plan.items))
+
+    warm_up(failing, SIZES, lambda text: None)
+    assert num_made > 24
+    assert "a first step of 128 tokens failed" in caplog.text
+
+
+def warm(driver: Driver, compute: Callable[[StepPlan], StepResult]) -> None:
+    """Warm up an executor of the world's; its recorded steps have up to 4 rows."""
+    arenas = driver.executor.memory.kv.arenas
+    pools = tuple(min(arena.num_pages for arena in arenas) - 1 for _ in range(driver.cache.num_pools))
+    sizes = replace(SIZES, num_pages=pools, chunk_len=40, max_context_len=48, max_rows=4, graph_rows=4)
+    sizes = replace(sizes, split_tokens=driver.split_tokens)
+    warm_up(compute, sizes, lambda text: None)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_5_text", "deepseek_v3", "qwen3_moe"])
+def test_an_executor_that_is_warm_computes_what_it_did(tiny_models: Path, name: str) -> None:
+    driver = Driver(tiny_models / name)
+    warm(driver, driver.run)
+    assert not driver.executor._rows
+    check_generation(driver, tiny_models / name)
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[KernelProcess]:
+    yield from interpreting_process()
+
+
+def check_first_requests(folder: Path) -> None:
+    """A worker that is warm records nothing for them, but for a rule that only the host draws by."""
+
+    class Launching(ReplayingDriver):
+        graph_rows = 4
+
+    want = decode_together(EagerDriver(folder))
+    tape = StepTape()
+    driver = Launching(folder, tape)
+    warm(driver, lambda plan: driver.executor.launch(plan).wait())
+    num_warm = tape.num_recorded
+    assert num_warm == 3 * 3  # 4, 2 and 1 rows, by each way to draw
+    assert decode_together(driver).tokens == want.tokens
+    assert tape.num_recorded == num_warm + 1
+    assert [launched.wait().is_typical for launched in driver.launched].count(False) == 1
+
+
+@needs_triton
+def test_what_was_recorded_serves_the_first_requests(process: KernelProcess, tiny_models: Path) -> None:
+    run_in(process, check_first_requests, tiny_models / "llama")
+
+
+def results_of(driver: RecordingDriver) -> list[StepResult]:
+    """What its executor told of each step of the schedule."""
+    told, run = [], driver.run
+
+    def telling(plan: StepPlan) -> StepResult:
+        told.append(run(plan))
+        return told[-1]
+
+    driver.run = telling  # type: ignore[method-assign]
+    decode_together(driver)
+    return [launched.wait() for launched in driver.launched] if isinstance(driver, ReplayingDriver) else told
+
+
+def check_steps_that_record(folder: Path) -> None:
+    for kind in (RecordingDriver, ReplayingDriver):
+        tape = StepTape()
+        results = results_of(kind(folder, tape))
+        assert [result.is_typical for result in results].count(False) == tape.num_recorded > 0
+
+
+@needs_triton
+def test_a_step_that_records_says_that_its_time_is_not_typical(process: KernelProcess, tiny_models: Path) -> None:
+    run_in(process, check_steps_that_record, tiny_models / "llama")
