@@ -29,7 +29,7 @@ def told_of(duo: Duo, is_typical: bool) -> None:
 
     for name in (PREFILL, DECODE):
         worker = duo.worker(name)
-        worker.executor.execute = telling(worker)  # type: ignore[method-assign]
+        worker.executor.execute = telling(worker)  # type: ignore[assignment, method-assign]
 
 
 def prefill_rate(duo: Duo) -> float:
