@@ -91,6 +91,11 @@ class StepTimes:
         return found
 
 
+def kind_of(plan: StepPlan) -> tuple[int, bool]:
+    """Items, and whether all of them decode."""
+    return len(plan.items), not plan.num_extended
+
+
 class _TimedStep:
     """A launched step between two events."""
 
@@ -103,9 +108,7 @@ class _TimedStep:
         result = self._step.wait()
         self._end.synchronize()
         stream_s = self._begin.elapsed_time(self._end) / 1e3
-        items = self._plan.items
-        is_decode = all(item.is_decode for item in items)
-        self._to.add(StepTime(len(items), is_decode, stream_s, self._host_s, time.perf_counter()))
+        self._to.add(StepTime(*kind_of(self._plan), stream_s, self._host_s, time.perf_counter()))
         return result
 
 
@@ -211,8 +214,7 @@ class OwnEngine:
 
         def compute(plan: StepPlan) -> None:
             result = executor.execute(plan)
-            is_decode = all(item.is_decode for item in plan.items)
-            self._steps.add(StepTime(len(plan.items), is_decode, None, result.seconds, time.perf_counter()))
+            self._steps.add(StepTime(*kind_of(plan), None, result.seconds, time.perf_counter()))
             self._answers.put(result)
 
         return StepThread(compute)

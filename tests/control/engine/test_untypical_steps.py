@@ -64,7 +64,7 @@ LEARNED: dict[str, Callable[[Duo], float]] = {
 
 
 def served(is_typical: bool) -> Duo:
-    duo = Duo(Shape(max_running=8))
+    duo = Duo(Shape(max_running=8, max_drafts=2))
     told_of(duo, is_typical)
     for number in range(12):
         duo.serve([(number + place) % 50 for place in range(24)], max_tokens=NUM_STEPS // 8)

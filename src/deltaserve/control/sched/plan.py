@@ -295,7 +295,6 @@ class StepResult:
     decoded: bytes | None = None
     """Packed ids that the rows of the plan's `decode` drew, one each, in their order: every one of them was COMPUTED
     and drew a token, without log-probabilities. None: `items` answers them, too."""
-
     is_typical: bool = field(default=True, compare=False)
     """Whether the next step of its kind takes about as long. False: something was compiled or recorded in it."""
 
