@@ -2,16 +2,19 @@
 then one layer by torch and by the native library, beside what this machine reads and multiplies in the same run.
 
     python -m benchmarks.bench_attention [--layers 12] [--json]
+    python -m benchmarks.bench_attention --device cuda: on a GPU, see bench_attention_cuda.py
 
 Every ratio compares runs that took turns, so other load on the machine falls on both sides: the median over all rounds,
 and in brackets that of the best times. One thread; the clock is the process's CPU time.
 """
 
 import argparse
+import importlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -201,7 +204,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
+    if args.device == "cuda":
+        on_gpu: Any = importlib.import_module("benchmarks.bench_attention_cuda")  # where triton can be had
+        on_gpu.measure()
+        return
     torch.set_num_threads(1)
     found = {dtype.value: measure(Bench(args.layers, dtype)) for dtype in (DType.BFLOAT16, DType.FLOAT32)}
     machine = measure_machine()

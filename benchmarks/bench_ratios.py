@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks.bench_step import SPLIT_TOKENS, Bench, decode_item
 from benchmarks.paired import Ratio, Times, take_turns
 from deltaserve.compute.attention.attention_choice import open_native
-from deltaserve.compute.layers.native_ops import make_step_ops
+from deltaserve.compute.layers.ops_choice import make_step_ops
 from deltaserve.compute.memory.element_conversion import torch_dtype
 from deltaserve.compute.weights.block_matrix import Matrix
 from deltaserve.compute.weights.loader import load_weights

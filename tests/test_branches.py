@@ -76,7 +76,7 @@ FAMILIES = [case for case in CASES if case.kind == "FAMILIES"]
 FORMATS = [case for case in CASES if case.kind == "FORMATS"]
 DRAFTS = [case for case in CASES if case.kind == "DRAFTS"]
 
-ORDINARY_WORDS = {"local", "llama", "native", "quantised", *branches.DRAFTS, *branches.DIALECTS}
+ORDINARY_WORDS = {"local", "llama", "native", "quantised", "triton", *branches.DRAFTS, *branches.DIALECTS}
 """Names that mean other things as well: looked for are strings that are the name, and the folder's path."""
 _FAMILIES_IN_GGUF = ("model/family.py", *(f"model/families/{name}.py" for name in ("gemma3", "llama", "qwen3")))
 _MODEL_MAY_BE = (
@@ -90,9 +90,6 @@ EXCEPTIONS = {
     ("mooncake", "deltaserve/settings/flags/foreign.py"): "a flag of another server",
     ("triton", "deltaserve/settings/flags/foreign.py"): "flags of another server",
     ("flashinfer", "deltaserve/settings/flags/foreign.py"): "flags of another server",
-    ("triton", "deltaserve/compute/attention/triton_merge.py"): "the language of the kernel, for all who merge results",
-    ("triton", "deltaserve/compute/attention/flashinfer/flashinfer_attention.py"): "the file of that kernel",
-    ("triton", "deltaserve/compute/attention/opening.py"): "a variable of that language's interpreter",
     **{("gguf", f"deltaserve/{file}"): "how such files hold a family" for file in _FAMILIES_IN_GGUF},
     **{("gguf", f"deltaserve/{file}"): "help and errors say what MODEL may be" for file in _MODEL_MAY_BE},
     ("chat", "deltaserve/cli/dispatch.py"): "a command",

@@ -12,7 +12,8 @@ from deltaserve.compute.attention.attention import Batch, Query
 from deltaserve.compute.attention.attention_choice import make_attention, open_native
 from deltaserve.compute.layers.decoder import Decoder
 from deltaserve.compute.layers.layer_kind import LastTokens
-from deltaserve.compute.layers.native_ops import make_step_ops, usable_quantization
+from deltaserve.compute.layers.native_ops import usable_quantization
+from deltaserve.compute.layers.ops_choice import make_step_ops
 from deltaserve.compute.memory.element_conversion import torch_dtype
 from deltaserve.compute.memory.kv_pool import KvPool
 from deltaserve.compute.memory.page_table import PageTable

@@ -14,8 +14,8 @@ class Target(NamedTuple):
 
 
 def compiled_sizes(target: Target) -> list[int]:
-    """Bytes of shared memory that partial results take in bfloat16, for short queries and for long ones; of the merges,
-    and of storing keys. The last three may be 0."""
+    """Bytes of shared memory that partial results take, for short queries and for long ones, in bfloat16 and over
+    e4m3; of the merges, and of storing keys. The last three may be 0."""
     kernels: Any = importlib.import_module("deltaserve.compute.attention.triton.triton_kernels")
     merges: Any = importlib.import_module("deltaserve.compute.attention.triton_merge")
     attention: Any = importlib.import_module("deltaserve.compute.attention.triton.triton_attention")
@@ -23,21 +23,36 @@ def compiled_sizes(target: Target) -> list[int]:
     v1, v2 = attention.split_dim(target.value_dim)
     heads = {"NUM_HEADS": 8 * target.group_size}
     sizes = {"D": target.head_dim, "DV": target.value_dim, "D1": d1, "D2": d2, "V1": v1, "V2": v2}
-    kinds = {"GROUP_SIZE": target.group_size, "PAGE_SIZE": 64, "WINDOW": 100, "FP8": False}
-    bf16 = importlib.import_module("triton.language").bfloat16
-    types = dict.fromkeys(("q", "keys", "values", "plane"), "*bf16") | dict.fromkeys(("outs", "sums", "sinks"), "*fp32")
+    strides = {
+        "Q_TOKEN_STRIDE": 1 << 12,
+        "Q_HEAD_STRIDE": target.head_dim,
+        "PAGE_STRIDE": 1 << 18,
+        "HEAD_STRIDE": 1 << 14,
+    }
+    kinds = {"GROUP_SIZE": target.group_size, "PAGE_SIZE": 64, "WINDOW": 100}
+    language: Any = importlib.import_module("triton.language")
+    types = dict.fromkeys(("q", "first", "second", "plane"), "*bf16") | dict.fromkeys(
+        ("outs", "sums", "sinks"), "*fp32"
+    )
     types |= {"out": "*bf16", "scale": "fp32"}
     lists = ("tiles", "tokens", "positions", "first_parts", "part_starts", "order", "pages", "write_pages")
     types |= dict.fromkeys((*lists, "num_tiles", "num_tokens"), "*i32")
+    has_e4m3 = target.capability >= 89
     found = []
-    for rows, keys in attention.tile_sizes(target.group_size, target.head_dim):
-        fixed = {**heads, **sizes, **kinds, "ROWS": rows, "KEYS": keys, "COMPUTE": bf16}
-        found.append(_compiled(kernels.partial_results, types, fixed, target, attention.num_warps(target.head_dim)))
+    for is_fp8 in (False, True):
+        of = types | dict.fromkeys(("keys", "values"), "*u8" if is_fp8 else "*bf16")
+        kept = {"FP8": is_fp8, "HAS_E4M3": has_e4m3, "COMPUTE": language.float16 if is_fp8 else language.bfloat16}
+        for rows, keys in attention.tile_sizes(target.group_size, target.head_dim):
+            fixed = {**heads, **sizes, **strides, **kinds, **kept, "ROWS": rows, "KEYS": keys}
+            found.append(_compiled(kernels.partial_results, of, fixed, target, attention.num_warps(target.head_dim)))
     for has_order, outs in ((False, "*fp32"), (True, "*bf16")):  # of Triton's partial results, of FlashInfer's
-        fixed = {**heads, "DV": target.value_dim, "V": 512, "HEADS": 4, "HAS_ORDER": has_order, "HAS_SINKS": True}
+        fixed = {**heads, "DV": target.value_dim, "V": 512, "PARTS": 8, "HAS_ORDER": has_order, "HAS_SINKS": True}
         found.append(_compiled(merges.merge_results, types | {"outs": outs}, fixed, target, 4))
-    fixed = {"NUM_HEADS": 8, "PAGE_SIZE": 64, "D": target.head_dim, "W": 1024, "ROWS": 2}
-    found.append(_compiled(kernels.store_tokens, types, fixed, target, 4))
+    of_values = dict.fromkeys(("FIRST_TOKEN_STRIDE", "SECOND_TOKEN_STRIDE"), 1 << 13)
+    of_values |= dict.fromkeys(("FIRST_HEAD_STRIDE", "SECOND_HEAD_STRIDE"), target.head_dim)
+    rows = {"NUM_HEADS": 8, "PAGE_SIZE": 64, "D": target.head_dim, "W": 1024, "ROWS": 2, "TO_E4M3": has_e4m3}
+    of = types | ({"plane": "*u8"} if has_e4m3 else {})
+    found.append(_compiled(kernels.store_tokens, of, {**strides, **of_values, **rows}, target, 4))
     return found
 
 
@@ -47,7 +62,10 @@ def _compiled(kernel: Any, types: dict[str, str], fixed: dict[str, Any], target:
     signature = {name: "constexpr" if name in fixed else types.get(name, "i32") for name in kernel.arg_names}
     aligned = [i for i, name in enumerate(kernel.arg_names) if signature[name] not in ("constexpr", "fp32")]
     source = compiler.ASTSource(
-        fn=kernel, signature=signature, constexprs=fixed, attrs={(i,): [["tt.divisibility", 16]] for i in aligned}
+        fn=kernel,
+        signature=signature,
+        constexprs={name: value for name, value in fixed.items() if name in kernel.arg_names},
+        attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
     )
     compiled = compiler.compile(source, target=gpu, options={"num_warps": num_warps, "num_stages": 2})
     assert compiled.asm["cubin"]

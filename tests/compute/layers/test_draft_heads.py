@@ -23,7 +23,7 @@ from deltaserve.compute.attention.attention_choice import make_attention, open_n
 from deltaserve.compute.collective.collective import ALONE, Collective, ThreadCollective
 from deltaserve.compute.layers.decoder import Decoder
 from deltaserve.compute.layers.draft_head import Drafted, DraftHead
-from deltaserve.compute.layers.native_ops import make_step_ops
+from deltaserve.compute.layers.ops_choice import make_step_ops
 from deltaserve.compute.memory.kv_pool import KvPool
 from deltaserve.compute.memory.page_table import PageTable
 from deltaserve.compute.weights.block_matrix import BlockMatrix

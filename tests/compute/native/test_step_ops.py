@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.attention.attention_choice import open_native
-from deltaserve.compute.layers.native_ops import NativeOps, check_step_ops, make_step_ops
-from deltaserve.compute.layers.step_ops import HeadNorm, StepOps, TorchOps
-from deltaserve.compute.native.native_library import NativeUnavailable
+from deltaserve.compute.layers.native_ops import NativeOps
+from deltaserve.compute.layers.ops_choice import check_step_ops, make_step_ops
+from deltaserve.compute.layers.step_ops import HeadNorm, StepOps, StepOpsUnavailable, TorchOps
 from deltaserve.core.errors import ConfigError
 from deltaserve.model.layers.layer_spec import Activation
 from tests.compute.native.native_build import ISAS, compiled_library, native_context
@@ -189,5 +189,5 @@ class Wrong(TorchOps):
 
 def test_the_self_test_finds_what_is_wrong() -> None:
     check_step_ops(TorchOps(), torch.bfloat16)
-    with pytest.raises(NativeUnavailable, match="self-test"):
+    with pytest.raises(StepOpsUnavailable, match="self-test"):
         check_step_ops(Wrong(), torch.float32)

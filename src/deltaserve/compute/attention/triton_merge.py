@@ -1,5 +1,8 @@
 """Merge of partial results of attention by a Triton kernel, for every backend that computes such. Needs triton when it
 is imported.
+
+A row's parts are added up in groups of so many at once, from its first on: the order follows from how many parts the
+row has. One part has the same bits in a group of its own.
 """
 
 from typing import NamedTuple
@@ -8,10 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-IS_INTERPRETED: bool = triton.knobs.runtime.interpret
-"""Whether kernels run in numpy, on tensors of the CPU: see triton_kernels.py."""
-_MERGED_VALUES = 2048
-"""Values that one program of the merge writes."""
+from deltaserve.compute.attention.triton_launch import KernelLauncher
+
+_MERGED_VALUES = 4096
+"""Values that a program adds up at once: parts times channels."""
+_MOST_PARTS = 32
 
 
 class PartialResults(NamedTuple):
@@ -21,27 +25,32 @@ class PartialResults(NamedTuple):
     sums: Tensor  # [R, Hq] float32: log2 of the sum of exp2(score * log2(e))
     part_starts: Tensor  # [T + 1] a token's partial results, root to leaf
     order: Tensor | None = None  # [R] where each of them stands in `outs` and `sums`; None: as it is numbered
+    is_single: bool = False
+    """Whether no token has more than one."""
 
 
-def merge_partial_results(partial: PartialResults, sinks: Tensor | None, out: Tensor) -> None:
-    """Into `out` [T, Hq, Dv], contiguous, of any float type, T at least 1. `sinks` [Hq]: see StepAttention.attend."""
-    num_tokens, num_heads, value_dim = out.shape
-    width = triton.next_power_of_2(value_dim)
-    heads = min(triton.next_power_of_2(num_heads), max(1, _MERGED_VALUES // width))
-    merge_results[num_tokens, -(-num_heads // heads)](
-        partial.outs,
-        partial.sums,
-        partial.part_starts,
-        partial.part_starts if partial.order is None else partial.order,
-        partial.sums if sinks is None else sinks.float().contiguous(),
-        out,
-        NUM_HEADS=num_heads,
-        DV=value_dim,
-        V=width,
-        HEADS=heads,
-        HAS_ORDER=partial.order is not None,
-        HAS_SINKS=sinks is not None,
-    )
+class PartialMerge:
+    """The merge, for one thread at a time."""
+
+    def __init__(self) -> None:
+        self._merge_results = KernelLauncher(merge_results)
+
+    def __call__(self, partial: PartialResults, sinks: Tensor | None, out: Tensor) -> None:
+        """Into `out` [T, Hq, Dv], contiguous, of any float type, T at least 1. `sinks` [Hq]: see
+        StepAttention.attend."""
+        num_tokens, num_heads, value_dim = out.shape
+        width = triton.next_power_of_2(value_dim)
+        parts = 1 if partial.is_single else min(_MOST_PARTS, max(1, _MERGED_VALUES // width))
+        tensors = (
+            partial.outs,
+            partial.sums,
+            partial.part_starts,
+            partial.part_starts if partial.order is None else partial.order,
+            partial.sums if sinks is None else sinks.float().contiguous(),
+            out,
+        )
+        constants = num_heads, value_dim, width, parts, partial.order is not None, sinks is not None
+        self._merge_results((num_tokens, num_heads), tensors, (), constants, 1 if parts == 1 else 4)
 
 
 @triton.jit
@@ -55,34 +64,36 @@ def merge_results(
     NUM_HEADS: tl.constexpr,
     DV: tl.constexpr,
     V: tl.constexpr,  # DV or more, a power of two
-    HEADS: tl.constexpr,
+    PARTS: tl.constexpr,  # at once
     HAS_ORDER: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """Grid [T, ceil(Hq / HEADS)]."""
-    token = tl.program_id(0)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    """Grid [T, Hq]."""
+    token, head = tl.program_id(0), tl.program_id(1)
     v = tl.arange(0, V)
-    is_head = head < NUM_HEADS
-    is_value = is_head[:, None] & (v < DV)[None, :]
+    is_value = v < DV
     if HAS_SINKS:
-        top = tl.load(sinks + head, mask=is_head, other=0.0) * 1.4426950408889634
-        total = tl.full([HEADS], 1.0, tl.float32)
+        top = tl.load(sinks + head) * 1.4426950408889634
+        total = 1.0
     else:
-        top = tl.full([HEADS], -float("inf"), tl.float32)
-        total = tl.zeros([HEADS], tl.float32)
-    acc = tl.zeros([HEADS, V], tl.float32)
-    for part in range(tl.load(part_starts + token), tl.load(part_starts + token + 1)):
-        row = tl.load(order + part) if HAS_ORDER else part
-        place = (row * NUM_HEADS + head).to(tl.int64)
-        part_sum = tl.load(sums + place, mask=is_head, other=0.0)
-        values = tl.load(outs + place[:, None] * DV + v[None, :], mask=is_value, other=0.0).to(tl.float32)
-        new_top = tl.maximum(top, part_sum)
+        top = -float("inf")
+        total = 0.0
+    acc = tl.zeros([V], tl.float32)
+    end = tl.load(part_starts + token + 1)
+    for start in range(tl.load(part_starts + token), end, PARTS):
+        part = start + tl.arange(0, PARTS)
+        is_part = part < end
+        row = tl.load(order + part, mask=is_part, other=0) if HAS_ORDER else part
+        place = row.to(tl.int64) * NUM_HEADS + head
+        part_sums = tl.load(sums + place, mask=is_part, other=-float("inf"))
+        is_read = is_part[:, None] & is_value[None, :]
+        values = tl.load(outs + place[:, None] * DV + v[None, :], mask=is_read, other=0.0).to(tl.float32)
+        new_top = tl.maximum(top, tl.max(part_sums, 0))
         base = tl.where(new_top == -float("inf"), 0.0, new_top)
-        shrink, weight = tl.exp2(top - base), tl.exp2(part_sum - base)
-        acc = acc * shrink[:, None] + values * weight[:, None]
-        total = total * shrink + weight
+        shrink, weights = tl.exp2(top - base), tl.exp2(part_sums - base)
+        acc = acc * shrink + tl.sum(values * weights[:, None], 0)
+        total = total * shrink + tl.sum(weights, 0)
         top = new_top
     divisor = tl.where(total == 0, 1.0, total)
     place = token.to(tl.int64) * NUM_HEADS + head
-    tl.store(out + place[:, None] * DV + v[None, :], acc / divisor[:, None], mask=is_value)
+    tl.store(out + place * DV + v, (acc / divisor).to(out.dtype.element_ty), mask=is_value)

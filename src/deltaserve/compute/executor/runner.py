@@ -30,7 +30,8 @@ from deltaserve.compute.executor.unread_draws import draw_unread
 from deltaserve.compute.layers.decoder import Decoder, Hidden
 from deltaserve.compute.layers.draft_head import DraftHead
 from deltaserve.compute.layers.layer_kind import LastTokens
-from deltaserve.compute.layers.native_ops import check_deterministic, make_step_ops, usable_quantization
+from deltaserve.compute.layers.native_ops import check_deterministic, usable_quantization
+from deltaserve.compute.layers.ops_choice import make_step_ops
 from deltaserve.compute.layers.step_ops import Peaks
 from deltaserve.compute.memory.element_conversion import torch_dtype
 from deltaserve.compute.memory.host_arrays import on_device
@@ -174,7 +175,7 @@ class TorchExecutor:
         torch.set_num_threads(sizes.own_threads)
         if sizes.core_share is not None:
             sizes = _with_shared_cores(sizes, sizes.core_share, native)
-        ops = make_step_ops(native, of_weights)
+        ops = make_step_ops(native, of_weights, where)
         if sizes.rounding is Rounding.OF_POSITION:
             check_deterministic(cache, dtype or spec.dtype, ops)
         quantization = usable_quantization(sizes.quantization, ops)

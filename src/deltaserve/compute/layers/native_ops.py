@@ -2,7 +2,6 @@
 few rows at the rate at which their matrix can be read, of many where it has an arithmetic of its own for them."""
 
 import ctypes
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from deltaserve.compute.layers.delta_rule import DeltaRuns, DeltaTokens
 from deltaserve.compute.layers.exact_rows import ExactRows
-from deltaserve.compute.layers.step_ops import HeadNorm, Peaks, StepOps, TorchOps
-from deltaserve.compute.native.native_library import NativeContext, NativeUnavailable
+from deltaserve.compute.layers.step_ops import HeadNorm, Peaks, StepOps
+from deltaserve.compute.native.native_library import NativeContext
 from deltaserve.compute.weights.block_matrix import BlockMatrix, Matrix, Stacked
 from deltaserve.compute.weights.packing import product
 from deltaserve.core.errors import ConfigError
@@ -23,8 +22,8 @@ from deltaserve.core.layout.spec import CacheSpec, StateGroup
 from deltaserve.core.quantization import Quantization
 from deltaserve.model.layers.layer_spec import Activation
 
-_log = logging.getLogger(__name__)
-_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+TYPES = {torch.float32: 0, torch.bfloat16: 1}
+"""Types of rows that the library knows |-> its number for them."""
 _ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1}
 _SCALE_TYPES = {2: 2, 4: 0}
 """Bytes of a scale |-> float16 or float32, of DsElement."""
@@ -32,8 +31,6 @@ _PANEL = 64
 """Columns of a product that lie together."""
 _TESTED_ROWS = 18
 """Rows of a tested product that must have oneDNN's bits: more than a tile register holds."""
-_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
-"""Largest difference in the self-test, for numbers of moderate size: bfloat16 may differ in the last bit."""
 
 _Shape = tuple[torch.dtype, int, int]
 
@@ -245,8 +242,8 @@ class NativeOps:
         out = x.new_empty(x.shape)
         weight = x if norm is None else norm.weight
         call = _Turn(
-            _TYPES[x.dtype],
-            _TYPES[weight.dtype],
+            TYPES[x.dtype],
+            TYPES[weight.dtype],
             *x.shape,
             cos.shape[-1],
             x.data_ptr(),
@@ -265,7 +262,7 @@ class NativeOps:
         gate_up = gate_up.contiguous()
         num_rows, dim = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(num_rows, dim)
-        of_type, kind = _TYPES[gate_up.dtype], _ACTIVATIONS[activation]
+        of_type, kind = TYPES[gate_up.dtype], _ACTIVATIONS[activation]
         self._do(self._gate, _Gate(of_type, kind, num_rows, dim, gate_up.data_ptr(), out.data_ptr()))
         return out
 
@@ -303,8 +300,8 @@ class NativeOps:
     ) -> Tensor:
         normed = x.new_empty(x.shape)
         call = _AddNorm(
-            _TYPES[x.dtype],
-            _TYPES[weight.dtype],
+            TYPES[x.dtype],
+            TYPES[weight.dtype],
             *x.shape,
             x.data_ptr(),
             x.stride(0),
@@ -321,7 +318,7 @@ class NativeOps:
     def _few_rows(self, dtype: torch.dtype) -> int:
         """Most rows of a product that is native whoever else has the same bits. 0: no product of this type is
         native."""
-        return int(self._context.functions.ds_product_rows(self._isa, _TYPES[dtype]))
+        return int(self._context.functions.ds_product_rows(self._isa, TYPES[dtype]))
 
     def _packed_depth(self, weight: Tensor) -> int | None:
         """Depth of a packed matrix's panels; None: torch multiplies with it."""
@@ -356,7 +353,7 @@ class NativeOps:
         num_rows, (num_columns, depth) = x.shape[0], weight.shape
         out = x.new_empty(num_rows, num_columns)
         call = _PackedProduct(
-            _TYPES[x.dtype],
+            TYPES[x.dtype],
             num_rows,
             num_columns,
             depth,
@@ -397,7 +394,7 @@ class NativeOps:
             weight.panels.data_ptr(),
         )
         call = _BlockProduct(
-            _TYPES[x.dtype],
+            TYPES[x.dtype],
             weight.rounds_inputs,
             x.shape[0],
             x.data_ptr(),
@@ -420,19 +417,6 @@ def _function(context: NativeContext, name: str, call: type[ctypes.Structure]) -
     found.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(call))
     made: _Function = found
     return made
-
-
-def make_step_ops(native: NativeContext | None, dtype: torch.dtype) -> StepOps:
-    """Native for the types that it knows; torch everywhere else. `dtype`: of the model."""
-    if native is None or dtype not in _TYPES:
-        return TorchOps()
-    try:
-        ops = NativeOps(native)
-        check_step_ops(ops, dtype)
-    except NativeUnavailable as error:
-        _log.info("norms, rotation and gates: torch (%s)", error)
-        return TorchOps()
-    return ops
 
 
 def usable_quantization(asked: Quantization, ops: StepOps) -> Quantization:
@@ -458,23 +442,3 @@ def check_deterministic(cache: CacheSpec, dtype: DType, ops: StepOps) -> None:
         )
     if problem is not None:
         raise ConfigError(f"--enable-deterministic-inference: {problem}")
-
-
-@torch.inference_mode()
-def check_step_ops(ops: StepOps, dtype: torch.dtype) -> None:
-    """Against torch, on a few odd rows. Raises NativeUnavailable."""
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(dtype)
-
-    x, added, weight, heads, head_weight = (random(*shape) for shape in ((3, 86), (3, 86), (86,), (3, 5, 44), (5, 44)))
-    rope = random(3, 1, 36), random(3, 1, 36)
-
-    def results(of: StepOps) -> tuple[Tensor, ...]:
-        turned = of.turned(heads, HeadNorm(head_weight, 1e-6), rope)
-        return *of.add_norm(x, added, weight, weight, 1e-6), turned, of.gated(x, Activation.SILU)
-
-    for want, got in zip(results(TorchOps()), results(ops), strict=True):
-        if not torch.allclose(want.float(), got.float(), rtol=_TOLERANCES[dtype], atol=_TOLERANCES[dtype]):
-            raise NativeUnavailable("the self-test of norms, rotation and gates differs from torch")

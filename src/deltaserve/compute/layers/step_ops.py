@@ -18,6 +18,10 @@ from deltaserve.compute.weights.block_matrix import BlockMatrix, Matrix, Stacked
 from deltaserve.model.layers.layer_spec import Activation
 
 
+class StepOpsUnavailable(Exception):
+    """Why operators do not compute here, in words for an operator."""
+
+
 class HeadNorm(NamedTuple):
     """Each head is normalised alone."""
 

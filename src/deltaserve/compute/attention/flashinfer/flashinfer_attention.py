@@ -29,7 +29,8 @@ from deltaserve.compute.attention.flashinfer.kind import KIND, WRAPPER_BYTES
 from deltaserve.compute.attention.opening import open_kernels
 from deltaserve.compute.attention.paged_attention import PagedAttention, PagesInUse, write_slots
 from deltaserve.compute.attention.plan import sharers
-from deltaserve.compute.attention.triton_merge import IS_INTERPRETED, PartialResults, merge_partial_results
+from deltaserve.compute.attention.triton_launch import IS_INTERPRETED
+from deltaserve.compute.attention.triton_merge import PartialMerge, PartialResults
 from deltaserve.compute.memory.element_conversion import torch_dtype
 from deltaserve.compute.memory.host_arrays import on_device, on_host
 from deltaserve.compute.memory.kv_pool import KvArena, KvPool
@@ -140,12 +141,14 @@ class _GroupWrappers(NamedTuple):
 
     whole: RequestWrapper
     causal: RequestWrapper
+    merge: PartialMerge
 
     @classmethod
     def over(cls, arena: KvArena) -> "_GroupWrappers":
         window_len = arena.layout.group.retention.window_len
         causal = _Mask(causal=True, window_left=-1 if window_len is None else window_len - 1)
-        return cls(RequestWrapper(arena, _Mask(causal=False, window_left=-1)), RequestWrapper(arena, causal))
+        whole = _Mask(causal=False, window_left=-1)
+        return cls(RequestWrapper(arena, whole), RequestWrapper(arena, causal), PartialMerge())
 
 
 class FlashInferStep:
@@ -186,7 +189,7 @@ class FlashInferStep:
             if self._causal.num_rows:
                 self._wrappers.causal.run(self._causal, terms, rows.part(num_whole, len(rows.q)), pages)
             partial = PartialResults(rows.outs, rows.sums, self._part_starts, self._order)
-            merge_partial_results(partial, sinks, out)
+            self._wrappers.merge(partial, sinks, out)
         return out
 
     def _check(self, q: Tensor) -> None:

@@ -21,7 +21,8 @@ from deltaserve.compute.attention.triton.kind import KIND
 from deltaserve.compute.attention.triton.row_work import RowCut, RowWork, SharedWork, shared_work
 from deltaserve.compute.attention.triton.triton_kernels import partial_results, store_tokens
 from deltaserve.compute.attention.triton.work_buffer import WorkBuffer, WorkCapacity
-from deltaserve.compute.attention.triton_merge import IS_INTERPRETED, PartialResults, merge_partial_results
+from deltaserve.compute.attention.triton_launch import IS_INTERPRETED, KernelLauncher
+from deltaserve.compute.attention.triton_merge import PartialMerge, PartialResults
 from deltaserve.compute.memory.kv_pool import KvArena, KvPool
 from deltaserve.compute.memory.page_table import PageTable, Table
 from deltaserve.compute.memory.workspace import Workspace
@@ -41,18 +42,29 @@ _LEAST_ROOM = 256
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
+class _Kernels:
+    """What all steps of a backend launch."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.store_tokens, self.partial_results = KernelLauncher(store_tokens), KernelLauncher(partial_results)
+        self.merge = PartialMerge()
+        self.has_e4m3 = has_e4m3(device)
+
+
 class TritonAttention(PagedAttention, FixedStepBackend):
     """PagedAttention by Triton's kernels, also for fixed steps."""
 
     def __init__(self, pool: KvPool, tables: PageTable, query_heads: Sequence[int]) -> None:
         PagedAttention.__init__(self, pool, tables, query_heads)
-        self._fixed_scratch = Workspace(pool.arenas[0].bytes.device)
+        device = pool.arenas[0].bytes.device
+        self._kernels = _Kernels(device)
+        self._fixed_scratch = Workspace(device)
         """Apart: fixed steps keep what they were given when it grows, and other steps may need much more."""
 
     def fixed_step(self, on_device: RowsOnDevice, rows: RowsToCome) -> "TritonFixedStep":
         groups = []
         for group in range(len(self._query_heads)):
-            pages = _PagesOfGroup(*self._place(group))
+            pages = _PagesOfGroup(*self._place(group), self._kernels)
             pool = self._pool.cache.pool_of(pages.arena.layout.group)
             groups.append(_FixedGroup(pages, pages.cut(rows.split_tokens), on_device.tables[pool]))
         return TritonFixedStep(groups, on_device, rows, self._fixed_scratch)
@@ -62,8 +74,10 @@ class TritonAttention(PagedAttention, FixedStepBackend):
         return self._workspace.num_bytes + self._fixed_scratch.num_bytes
 
     def _begin(self, arena: KvArena, table: Table, batch: Batch, rows_per_head: int) -> StepAttention:
-        group = _PagesOfGroup(arena, table, rows_per_head)
-        return TritonStep(group, WorkBuffer.of(group.planned(batch), arena.bytes.device), self._workspace)
+        group = _PagesOfGroup(arena, table, rows_per_head, self._kernels)
+        work = group.planned(batch)
+        is_single = int(work.part_starts[-1]) == len(work.positions)
+        return TritonStep(group, WorkBuffer.of(work, arena.bytes.device), self._workspace, is_single)
 
     def _num_readers(self, batch: Batch, run: Shared) -> int:
         return len(sharers(batch, run))
@@ -76,6 +90,7 @@ class _PagesOfGroup(NamedTuple):
     table: Table
     group_size: int
     """Query heads to a KV head."""
+    kernels: _Kernels
 
     @property
     def sizes(self) -> tuple[TileSize, TileSize]:
@@ -168,41 +183,50 @@ class TritonFixedStep:
 class TritonStep:
     """A step's attention over one arena, by Triton's kernels."""
 
-    def __init__(self, group: _PagesOfGroup, work: WorkBuffer | RowWork, scratch: Workspace) -> None:
+    def __init__(
+        self, group: _PagesOfGroup, work: WorkBuffer | RowWork, scratch: Workspace, is_single: bool = False
+    ) -> None:
+        """`is_single`: no token has more than one partial result, in any step of this buffer."""
         self._arena = group.arena
         self._group_size = group.group_size
         self._sizes = group.sizes
+        self._kernels = group.kernels
+        self._is_single = is_single
         self.work = work
         num_heads = group.group_size * group.arena.layout.num_heads
         size = (work.capacity.results, num_heads)
         self._outs = scratch.take("outs", (*size, group.arena.layout.group.value_dim), torch.float32)
         self._sums = scratch.take("sums", size, torch.float32)
 
+    @property
+    def _strides(self) -> tuple[int, int]:
+        """Elements from page to page, and from head to head."""
+        arena = self._arena
+        row = arena.layout.page_size * arena.layout.group.head_dim
+        return arena.rows_per_page * row, arena.rows_per_head * row
+
     def write_kv(self, layer: int, *planes: Tensor) -> None:
         """Write the step's keys and values: planes [T, H, D] each."""
         arena, work = self._arena, self.work
         _, num_heads, dim = planes[0].shape
-        row, width = arena.layout.page_size * dim, triton.next_power_of_2(dim)
+        width = triton.next_power_of_2(dim)
         num_rows = max(1, _STORED_VALUES // width)
-        for plane, values in enumerate(planes):
-            stored = arena.stored(values if values.stride(2) == 1 else values.contiguous())
-            with torch.cuda.device_of(stored):  # type: ignore[no-untyped-call]  # does nothing on the CPU
-                store_tokens[-(-work.capacity.tokens * num_heads // num_rows),](
-                    stored,
-                    arena.plane(layer, plane),
-                    work.num_tokens,
-                    work.positions,
-                    work.write_pages,
-                    stored.stride(0),
-                    stored.stride(1),
-                    arena.rows_per_page * row,
-                    arena.rows_per_head * row,
-                    NUM_HEADS=num_heads,
-                    PAGE_SIZE=arena.layout.page_size,
-                    D=dim,
-                    W=width,
-                    ROWS=num_rows,
-                )
+        to_e4m3 = arena.layout.group.dtype is DType.FP8_E4M3 and self._kernels.has_e4m3
+        values = planes if to_e4m3 else [arena.stored(plane) for plane in planes]
+        values = [plane if plane.stride(2) == 1 else plane.contiguous() for plane in values]
+        first, second = values[0], values[-1]
+        num_programs = -(-work.capacity.tokens * num_heads // num_rows)
+        if num_programs:
+            self._kernels.store_tokens(
+                (num_programs, len(planes)),
+                (first, second, arena.plane(layer, 0), work.num_tokens, work.positions, work.write_pages),
+                (),
+                (
+                    *(first.stride(0), first.stride(1), second.stride(0), second.stride(1)),
+                    *self._strides,
+                    *(num_heads, arena.layout.page_size, dim, width, num_rows, to_e4m3),
+                ),
+            )
 
     def attend(self, layer: int, q: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         """q [T, Hq, D] -> [T, Hq, Dv]"""
@@ -211,55 +235,33 @@ class TritonStep:
             raise StateError(f"queries of shape {tuple(q.shape)} in a step of {work.capacity.tokens} tokens")
         q = q if q.stride(2) == 1 else q.contiguous()
         out = q.new_empty(*q.shape[:-1], group.value_dim)
-        with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # does nothing on the CPU
-            short, long = self._sizes
-            if work.capacity.short:
-                self._compute(work.num_short, work.short, short, layer, q, scale)
-            if work.capacity.long:
-                self._compute(work.num_long, work.long, long, layer, q, scale)
-            if work.capacity.tokens:
-                merge_partial_results(PartialResults(self._outs, self._sums, work.part_starts), sinks, out)
+        short, long = self._sizes
+        if work.capacity.short:
+            self._compute(work.num_short, work.short, short, layer, q, scale)
+        if work.capacity.long:
+            self._compute(work.num_long, work.long, long, layer, q, scale)
+        if work.capacity.tokens:
+            partial = PartialResults(self._outs, self._sums, work.part_starts, is_single=self._is_single)
+            self._kernels.merge(partial, sinks, out)
         return out
 
     def _compute(self, num_tiles: Tensor, tiles: Tensor, size: TileSize, layer: int, q: Tensor, scale: float) -> None:
         arena, group, num_heads, work = self._arena, self._arena.layout.group, q.shape[1], self.work
-        row = arena.layout.page_size * group.head_dim
-        d1, d2 = split_dim(group.head_dim)
-        v1, v2 = split_dim(group.value_dim)
-        compute = compute_type(q.dtype, group.dtype)
-        partial_results[len(tiles) // 8, arena.layout.num_heads](
-            q,
-            arena.plane(layer, 0),
-            arena.plane(layer, group.planes - 1),
-            num_tiles,
-            tiles,
-            work.tokens,
-            work.positions,
-            work.first_parts,
-            work.pages,
-            self._outs,
-            self._sums,
-            q.stride(0),
-            q.stride(1),
-            arena.rows_per_page * row,
-            arena.rows_per_head * row,
-            scale * _LOG2_E,
-            NUM_HEADS=num_heads,
-            GROUP_SIZE=self._group_size,
-            PAGE_SIZE=arena.layout.page_size,
-            WINDOW=group.retention.window_len or 0,
-            D=group.head_dim,
-            DV=group.value_dim,
-            D1=d1,
-            D2=d2,
-            V1=v1,
-            V2=v2,
-            ROWS=size.rows,
-            KEYS=size.keys,
-            FP8=group.dtype is DType.FP8_E4M3,
-            COMPUTE=_TYPES[compute],
-            num_warps=num_warps(group.head_dim),
-            num_stages=1 if compute is torch.float32 else 2,
+        compute, is_fp8 = compute_type(q.dtype, group.dtype), group.dtype is DType.FP8_E4M3
+        pages = arena.plane(layer, 0), arena.plane(layer, group.planes - 1)
+        lists = num_tiles, tiles, work.tokens, work.positions, work.first_parts, work.pages
+        self._kernels.partial_results(
+            (len(tiles) // 8, arena.layout.num_heads),
+            (q, *pages, *lists, self._outs, self._sums),
+            (scale * _LOG2_E,),
+            (
+                *(q.stride(0), q.stride(1), *self._strides),
+                *(num_heads, self._group_size, arena.layout.page_size, group.retention.window_len or 0),
+                *(group.head_dim, group.value_dim, *split_dim(group.head_dim), *split_dim(group.value_dim)),
+                *(size.rows, size.keys, is_fp8, self._kernels.has_e4m3, _TYPES[compute]),
+            ),
+            num_warps(group.head_dim),
+            num_stages(compute),
         )
 
 
@@ -275,16 +277,29 @@ def num_warps(head_dim: int) -> int:
     return 8 if head_dim > _WIDE_DIM else 4
 
 
+def num_stages(compute: torch.dtype) -> int:
+    """Blocks of keys on their way to such a program at once."""
+    return 1 if compute is torch.float32 else 2
+
+
 def split_dim(dim: int) -> tuple[int, int]:
     """Two powers of two that hold so many channels; the second may be 0."""
     first = max(_LEAST_DIM, 1 << dim.bit_length() - 1)
     return first, max(_LEAST_DIM, triton.next_power_of_2(dim - first)) if dim > first else 0
 
 
+def has_e4m3(device: torch.device) -> bool:
+    """Whether it converts e4m3 by itself: Ada and what came after."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 def compute_type(q: torch.dtype, kept: DType) -> torch.dtype:
-    """Type in which products are computed; sums are float32 always. The interpreter multiplies no bfloat16."""
+    """Type in which products are computed; sums are float32 always. e4m3 is exact in float16, and one instruction away
+    from it. The interpreter multiplies no bfloat16."""
+    if kept is DType.FP8_E4M3:
+        return torch.float32 if q is torch.float32 else torch.float16
     of_pages = {DType.FLOAT32: torch.float32, DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
-    found = q if of_pages.get(kept, q) is q else torch.float32
+    found = q if of_pages[kept] is q else torch.float32
     return torch.float32 if IS_INTERPRETED and found is torch.bfloat16 else found
 
 
