@@ -93,7 +93,10 @@ def test_row(troupe: LocalTroupe, row: Callable[[LocalTroupe], None]) -> None:
     row(troupe)
 
 
-@pytest.mark.parametrize("lengths", [[16], [1], [4096] * 3000, [65536, 16, 1 << 21], [65537, 3, 70_001]])
+LENGTHS = ([16], [1], [4096] * 3000, [256] * 70_000, [65536, 16, 1 << 21], [65537, 3, 70_001])
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=["unit", "byte", "rows", "small rows", "aligned", "odd"])
 def test_spans_of_any_length_and_alignment(world: CudaWorld, lengths: list[int]) -> None:
     """The first of each write begins at an odd address where a length is odd."""
     writer, reader = world.side("p", 32 * MIB), world.side("d", 32 * MIB)

@@ -391,6 +391,22 @@ def test_workers_on_gpus_of_their_own_share_cores_and_no_memory() -> None:
     assert resolved(machine=apart).num_pages[0] > 2 * resolved(machine=together).num_pages[0]
 
 
+@pytest.mark.parametrize("share", ["auto", 0.9, 0.5])
+def test_prefill_and_decode_on_one_gpu_fit_into_its_share(share: float | str) -> None:
+    """Each gets half of what is asked for, weights and the scratch of a step included."""
+    alone = machine_of(device="cuda", num_cores=8, free_bytes=8192 * MIB)
+    both = dataclasses.replace(alone, num_ranks=2, transports=transport_facts(in_one_serve=True))
+    memory = {"mem_fraction_static": share, "page_size": 16}
+    found = resolved(machine=both, memory=memory)
+    assert found.transfer_backend == "local"
+    budget = int(8192 * MIB * (0.85 if share == "auto" else float(share)))
+    used = found.kv_bytes + MODEL.weight_bytes(found.dtype, "none")
+    assert 2 * used <= budget
+    assert found.num_pages[0] <= resolved(machine=alone, memory=memory).num_pages[0]
+    with pytest.raises(ConfigError, match=r"static 0.01: .* for each of 2 worker processes .* raise it, or take fewer"):
+        resolved(machine=both, memory={"mem_fraction_static": 0.01})
+
+
 def test_transfers_of_cuda_memory_need_a_transport_for_it() -> None:
     cuda = machine_of(device="cuda", num_cores=8, free_bytes=8192 * MIB)
     assert resolved().transfer_tls == "tcp,self"

@@ -33,8 +33,9 @@ from deltaserve.transports.local.frames import (
     encode_write,
 )
 from deltaserve.transports.local.memory import EpochWord, FarMemory
-from deltaserve.transports.local.memory_access import sealed_file
+from deltaserve.transports.local.memory_access import Addresses, sealed_file
 from deltaserve.transports.local.transport import LocalTransport
+from tests.transports.host_card import HostCard
 from tests.transports.local_world import LocalWorld
 from tests.transports.sides import REGION, Side, copy, finish, join, pattern, receive
 
@@ -139,6 +140,39 @@ def test_fences_leave_no_files_and_no_sockets(world: LocalWorld) -> None:
     for side in (writer, reader):
         side.transport.close()
     assert os.listdir(world.folder) == []
+
+
+class LostCard(HostCard):
+    """A card that copies a part, and is lost then."""
+
+    def copy(self, targets: Addresses, sources: Addresses, lengths: Addresses) -> None:
+        super().copy(targets[:1], sources[:1], lengths[:1])
+        raise TransportError("CUDA error: unspecified launch failure")
+
+
+def test_a_device_that_is_lost_amid_a_copy_delivers_nothing() -> None:
+    lost = LocalWorld(LostCard)
+    writer, reader = pair(lost, MIB)
+    writer.memory[:] = b"\x01" * MIB
+    write = writer.transport.write(reader.name, [copy(0, 0, 8), copy(64, 64, 8)], b"landed")
+    assert finish(lost, writer, write) is WriteState.ERROR
+    assert reader.transport.notifications() == []
+    assert reader.transport.fence(writer.name) is FenceResult.CLOSED
+    lost.close()
+
+
+# ---------------------------------------------------------------- regions of several devices
+
+
+@pytest.mark.parametrize(("first", "second"), [("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1")])
+def test_regions_of_a_rank_are_on_one_device(tmp_path: Path, first: str, second: str) -> None:
+    transport = LocalTransport(tmp_path, lambda _: HostCard())
+    file = sealed_file(MIB, "region")
+    transport.register(Region(RegionId(0), 4096, MIB, first, file))
+    with pytest.raises(TransportError, match=f"register region 1: it is on {second}, those before it are not"):
+        transport.register(Region(RegionId(1), 4096, MIB, second, file))
+    transport.close()
+    os.close(file)
 
 
 # ---------------------------------------------------------------- progress

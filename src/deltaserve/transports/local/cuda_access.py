@@ -19,6 +19,8 @@ from deltaserve.transports.local.triton_copies import copy_pieces
 
 log = logging.getLogger(__name__)
 
+_MAX_PIECES = 1 << 16
+"""Most pieces of one launch: a table of 1.5 MiB."""
 _PROGRAMS = 64
 """Most programs of the kernel: half of a large GPU's multiprocessors, which are enough for a third of its bandwidth.
 The steps beside it go on with the others."""
@@ -59,6 +61,11 @@ class CudaAccess:
             torch.cuda.set_device(self._device)
             self._driver = CudaDriver(self._device.index)
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._end = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            # Allocated once: an allocation between steps can wait for them.
+            self._in_host = torch.empty(3 * _MAX_PIECES, dtype=torch.int64, pin_memory=True)
+            with torch.cuda.stream(self._stream):
+                self._on_device = torch.empty(3 * _MAX_PIECES, dtype=torch.int64, device=self._device)
             self._try()
 
     def check(self, file: int, num_bytes: int) -> None:
@@ -70,21 +77,22 @@ class CudaAccess:
 
     def copy(self, targets: Addresses, sources: Addresses, lengths: Addresses) -> None:
         pieces = cut(targets, sources, lengths)
-        with _as_transport_errors(), torch.cuda.stream(self._stream):
-            end = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            try:
-                self._launch(pieces)
-            finally:
-                end.record(self._stream)
-                end.synchronize()
+        with _as_transport_errors():
+            for start in range(0, pieces.table.shape[1], _MAX_PIECES):
+                self._copy_some(Pieces(pieces.table[:, start : start + _MAX_PIECES], pieces.is_wide))
 
-    def _launch(self, pieces: Pieces) -> None:
-        """In the current stream."""
+    def _copy_some(self, pieces: Pieces) -> None:
         num_pieces = pieces.table.shape[1]
-        # Pinned: an ordinary copy waits for more than this stream.
-        table = torch.from_numpy(pieces.table).pin_memory().to(self._device, non_blocking=True)
+        in_host, on_device = (table[: 3 * num_pieces] for table in (self._in_host, self._on_device))
+        in_host.numpy().reshape(3, num_pieces)[:] = pieces.table
         programs = (min(num_pieces, _PROGRAMS),)
-        copy_pieces[programs](table, num_pieces, IS_WIDE=pieces.is_wide, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
+        with torch.cuda.stream(self._stream):
+            try:
+                on_device.copy_(in_host, non_blocking=True)
+                copy_pieces[programs](on_device, num_pieces, IS_WIDE=pieces.is_wide, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
+            finally:
+                self._end.record(self._stream)
+                self._end.synchronize()
 
     def _try(self) -> None:
         """Raises TransportError where the kernel copies something else than it should."""
