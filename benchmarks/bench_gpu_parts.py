@@ -7,6 +7,7 @@ Figures are written to FILE one by one as they are found, a JSON object on each 
 """
 
 import argparse
+import importlib
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -159,16 +161,14 @@ def recall(job: Job) -> None:
 
 
 def attention(job: Job) -> None:
-    """The attention table of bench_attention.py, of this device."""
-    program = ROOT / "benchmarks" / "bench_attention.py"
-    if "--device" not in program.read_text():
-        raise RuntimeError("bench_attention.py has no table of a device")
-    command = [sys.executable, "-m", "benchmarks.bench_attention", "--device", job.device, "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"bench_attention ended with {done.returncode}: {done.stderr.strip()[-300:]}")
-    for line in json.loads(done.stdout)["rates"]:
-        job.told(f"{line['case']}, {line['backend']}", line["ms"], "ms", f"{line['copy_share']:.0%} of the copy rate")
+    """The table of bench_attention_cuda.py."""
+    if job.device != "cuda":
+        raise RuntimeError("attention is compared on a GPU; on a CPU by benchmarks.bench_attention")
+    on_gpu: Any = importlib.import_module("benchmarks.bench_attention_cuda")  # where triton can be had
+    for line in on_gpu.measured():
+        share = "" if line.share is None else f"{line.share:.0%} of the copy rate"
+        host = "" if line.host_us is None else f"host {line.host_us:.0f} us"
+        job.told(f"{line.name}, {line.by}", line.device_us, "us", ", ".join(filter(None, (share, host))))
 
 
 # ---------------------------------------------------------------- an engine in this process

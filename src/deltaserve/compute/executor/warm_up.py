@@ -38,7 +38,7 @@ _RULES = (
     SamplingParams(max_tokens=1, seed=0, temperature=0.7, top_p=0.9),
 )
 """One for each way in which a recorded step draws (row_rules.py)."""
-DECODE_BUDGET_S = 12.0
+DECODE_BUDGET_S = 8.0
 """No further decode step is made after that: what is not recorded by then is recorded when it comes first."""
 
 
