@@ -71,6 +71,10 @@ class Load:
     def max_tokens(self) -> int:
         return 4 * self.num_steps + 1000 if self.is_steady else self.num_rows
 
+    def len_of(self, number: int) -> int:
+        """Output tokens of a request; the first ones are shorter, so that rows end one after the other."""
+        return self.max_tokens if self.is_steady or number > self.num_rows else number
+
     @property
     def num_requests(self) -> int:
         """At a time."""
@@ -164,7 +168,7 @@ class Front:
             prompt_len=PROMPT_LEN,
             keys=b"",
             namespace="",
-            sampling=SamplingParams(max_tokens=self._load.max_tokens, seed=number),
+            sampling=SamplingParams(max_tokens=self._load.len_of(number), seed=number),
             prefill=None,
             remaining_ms=3_600_000,
         )

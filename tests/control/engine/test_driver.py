@@ -152,10 +152,10 @@ def test_a_successor_takes_over_behind_the_last_actions_and_plans(with_plan: boo
     driver = driver_of(engine)
     taken = RoleTaken(Role.PREFILL, Boot(2))
     assert driver.turn([], 0.0) == [FENCE, taken, HANG_UP, *[ComputeStep(plan(1))] * with_plan]
-    assert engine.calls == ["turn", "turn", "plan"]
+    assert engine.calls == ["turn", "turn", *["plan"] * (2 if with_plan else 1)]
     assert (driver.engine.role, driver.engine.boot) == (Role.PREFILL, Boot(2))
     driver.turn([DrainRequested()], 0.1)
-    assert driver.engine.calls[3] == DrainRequested()
+    assert DrainRequested() in driver.engine.calls
 
 
 def test_a_result_that_comes_with_the_end_of_an_engine_is_committed_before_it_hands_over() -> None:
@@ -170,18 +170,18 @@ def test_a_result_that_comes_with_the_end_of_an_engine_is_committed_before_it_ha
 
 
 @pytest.mark.parametrize(
-    ("after_s", "due", "planned_early", "planned_then", "planned_at_the_end"),
+    ("after_s", "planned_first", "due", "planned_then", "planned_at_the_end"),
     [
-        (0.0, [None, None], [2], [3], []),
-        (0.1, [1.1, 1.1], [], [2], []),
-        (inf, [None, None], [], [], [2]),
+        (0.0, [1, 2, 3], [None, None], [], []),
+        (0.1, [1], [1.1, 1.1], [2, 3], []),
+        (inf, [1], [None, None], [], [2]),
     ],
     ids=["at once", "shortly before the end", "never"],
 )
 def test_behind_a_step_that_computes_the_next_is_planned_when_the_pace_says(
     after_s: float,
+    planned_first: list[int],
     due: list[float | None],
-    planned_early: list[int],
     planned_then: list[int],
     planned_at_the_end: list[int],
 ) -> None:
@@ -191,9 +191,9 @@ def test_behind_a_step_that_computes_the_next_is_planned_when_the_pace_says(
     def planned(heard: list[Heard], now: float) -> list[int]:
         return [action.plan.step for action in driver.turn(heard, now) if isinstance(action, ComputeStep)]
 
-    assert planned([], 1.0) == [1]
+    assert planned([], 1.0) == planned_first, "as many as the engine has"
     assert [driver.next_turn_at(1.0), driver.next_turn_at(1.05)] == due
-    assert planned([], 1.05) == planned_early
+    assert planned([], 1.05) == []
     assert planned([], 1.1) == planned_then
     assert driver.next_turn_at(1.1) is None, "that moment is over"
     assert planned([result(1)], 1.3 if after_s else 1.1) == planned_at_the_end

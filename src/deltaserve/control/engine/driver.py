@@ -4,7 +4,7 @@
     when = driver.next_turn_at(now)          when the next turn is due at the latest; None: when something is heard
 
 A turn: what was heard, in order -> the timer -> the engine's answer to all of it -> another engine, when this one has
-ended all it did and is to be of another role -> a plan, when the executor is free, or will soon be (step_pace.py) ->
+ended all it did and is to be of another role -> plans, when the executor is free, or will soon be (step_pace.py) ->
 whether the transfer thread is to go on polling. No call blocks, sleeps or looks at a clock.
 """
 
@@ -115,13 +115,13 @@ class Driver(Generic[E]):
     def _plan(self, now: float) -> Iterator[WorkerAction]:
         if not self._plans:
             self._computing_since = now
-        elif now < self._pace.plan_at(self._computing_since):
-            return
-        if (plan := self.engine.plan(now)) is not None:
+        while not self._plans or now >= self._pace.plan_at(self._computing_since):
+            if (plan := self.engine.plan(now)) is None:
+                break
             self._plans.append(plan)
             self._is_resting = False
             yield ComputeStep(plan)
-        elif not self._plans and not self._is_resting:
+        if not self._plans and not self._is_resting:
             self._is_resting = True
             yield Rest()
 

@@ -189,8 +189,13 @@ class Steps:
 
     def _grow_behind(self, others: Iterable[Request]) -> bool:
         """Pages for what each computes next. False when somebody would have to make way."""
-        needs, decoding = self._running.needs, self._running.decoding
-        lacking = {r: needs.of_places(r, decoding.position(r) + 1 - r.num_tokens) for r in decoding.lacking()}
+        needs, lacking = self._running.needs, {}
+        if lacks_page := self._running.decoding.lacking():
+            taken = self._budget.allocate((len(lacks_page),))
+            if taken is None:
+                return False
+            for request, page in zip(lacks_page, taken[0], strict=True):
+                self._running.grow(request, ([page],))
         for request in others:
             count = self._num_flights(request)
             lacking[request] = needs.of_places(request, count) if count else needs.of_next_chunk(request)

@@ -8,6 +8,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+_WAKES = 4096
+"""Wakes taken at a time: fewer were all there are."""
+
 
 class Mailbox(Generic[T]):
     """Any thread (and signal handlers) may `put`; one thread polls `fileno()` and takes."""
@@ -34,7 +37,7 @@ class Mailbox(Generic[T]):
     def take_all(self) -> list[T]:
         """Everything put so far, in order."""
         with suppress(BlockingIOError):
-            while os.read(self._read_fd, 4096):
+            while len(os.read(self._read_fd, _WAKES)) == _WAKES:
                 pass
         taken: list[T] = []
         while self._items:

@@ -65,6 +65,9 @@ class Links:
         self._refused_at: dict[PeerName, float] = {}
         """When each dialled connection was refused of which nothing was heard since."""
         self._complaints: dict[PeerName, str] = {}
+        self._poller = zmq.Poller()
+        self._polled: list[Socket | int] = []
+        """What `_poller` looks at."""
 
     # ------------------------------------------------------------ connections
 
@@ -174,11 +177,13 @@ class Links:
 
         Returns the readable sockets.
         """
-        poller = zmq.Poller()
         sockets = self.sockets()
-        for source in (*sockets, *self.monitors(), *fds):
-            poller.register(source, zmq.POLLIN)
-        ready = {source for source, _ in poller.poll(max(0, round(timeout_s * 1000 + 0.5)))}
+        sources: list[Socket | int] = [*sockets, *self.monitors(), *fds]
+        if sources != self._polled:
+            self._poller, self._polled = zmq.Poller(), sources
+            for source in sources:
+                self._poller.register(source, zmq.POLLIN)
+        ready = {source for source, _ in self._poller.poll(max(0, round(timeout_s * 1000 + 0.5)))}
         return [socket for socket in sockets if socket in ready]
 
     def receive(self, socket: Socket) -> list[Envelope]:
