@@ -21,6 +21,7 @@ from tests.compute.attention.attention_world import (
     check_sharing_against_plain,
     check_sharing_keeps_bits,
 )
+from tests.compute.attention.test_triton_attention import check_fp8_codes, check_fp8_queries, check_groups_of_parts
 from tests.compute.attention.triton_process import needs_triton
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -83,6 +84,26 @@ def test_sharing_keeps_bits(dtype: DType, kv_dtype: DType, window_len: int | Non
     shape = Shape(16, 64, 1, 2, 4, 64, dtype, kv_dtype, "cuda", window_len=window_len, uses_triton=uses_triton)
     lens = [260 + 3 * row for row in range(21)]
     check_sharing_keeps_bits(shape, lens, [0] + [256 - 64 * (row % 3) for row in range(1, 21)], [1] * 21)
+
+
+@needs_triton
+@pytest.mark.parametrize("has_e4m3", [False, True])
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
+def test_fp8_codes(dtype: DType, has_e4m3: bool) -> None:
+    """Converted by the card, and by arithmetic: every code, not a number too."""
+    if has_e4m3 and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("the card knows no e4m3")
+    check_fp8_codes(dtype, "cuda", has_e4m3)
+
+
+@needs_triton
+def test_queries_of_any_size_over_fp8() -> None:
+    check_fp8_queries(Shape(dtype=DType.BFLOAT16, kv_dtype=DType.FP8_E4M3, device="cuda", uses_triton=True))
+
+
+@needs_triton
+def test_a_row_of_many_parts() -> None:
+    check_groups_of_parts(Shape(4, 4, 1, device="cuda", uses_triton=True))
 
 
 def make(choice: str, dtype: DType) -> str:

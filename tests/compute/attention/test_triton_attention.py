@@ -4,15 +4,19 @@ its promise that sharing changes no bit. And that they can be compiled for GPUs,
 The interpreter takes milliseconds for what a GPU does in microseconds: worlds are tiny.
 """
 
+import importlib
 import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from deltaserve.compute.attention.attention import Batch, Query
+from deltaserve.compute.memory.element_conversion import torch_dtype
 from deltaserve.core.layout.dtype import DType
 from tests.compute.attention.attention_world import Shape, World, check_against_plain, check_sharing_keeps_bits
 from tests.compute.attention.compiled_kernels import Target, compiled_sizes
@@ -131,6 +135,24 @@ def test_company_changes_no_bit(process: KernelProcess) -> None:
     run_in(process, check_company, ONE_LAYER)
 
 
+def check_groups_of_parts(shape: Shape) -> None:
+    """More parts than are merged at once; company changes nothing of a row that has as many."""
+    world = World(shape, (300, 140, 40))
+    queries, q = world.queries((1, 1, 1)), world.random_q(3)
+    world.fill((1, 1, 1))
+    together = world.run(Batch(queries, shape.split_tokens), 0, q)
+    torch.testing.assert_close(
+        together.double(), world.expected(Batch(queries, shape.split_tokens), 0, q), atol=2e-5, rtol=2e-5
+    )
+    for row, query in enumerate(queries):
+        alone = world.run(Batch((query,), shape.split_tokens), 0, q[row : row + 1])
+        assert torch.equal(alone[0], together[row])
+
+
+def test_a_row_of_many_parts(process: KernelProcess) -> None:
+    run_in(process, check_groups_of_parts, replace(ONE_LAYER, page_size=4, split_tokens=4))
+
+
 def check_nan_stays_with_its_row(shape: Shape) -> None:
     world = World(shape, (70, 70), (0, 64))
     world.fill((1, 1))
@@ -147,8 +169,12 @@ def test_nan_is_seen_and_stays_with_its_row(process: KernelProcess) -> None:
     run_in(process, check_nan_stays_with_its_row, ONE_LAYER)
 
 
-def check_fp8_codes() -> None:
-    world = World(Shape(16, 16, 1, 1, 1, 16, kv_dtype=DType.FP8_E4M3, uses_triton=True), (16,))
+def check_fp8_codes(dtype: DType = DType.FLOAT32, device: str = "cpu", has_e4m3: bool = False) -> None:
+    """`has_e4m3`: whether codes are converted by the device, or by arithmetic."""
+    kernels: Any = importlib.import_module("deltaserve.compute.attention.triton.triton_attention")
+    shape = Shape(16, 16, 1, 1, 1, 16, dtype=dtype, kv_dtype=DType.FP8_E4M3, device=device, uses_triton=True)
+    with patch.object(kernels, "has_e4m3", lambda _: has_e4m3):
+        world = World(shape, (16,))
     arena = world.pool.page_arenas[0]
     start = int(world.tables.table(world.pool.cache.pool_of(arena.layout.group))[0, 0]) * arena.page_bytes
     codes, plane = torch.arange(256, dtype=torch.uint8), 16 * 16
@@ -156,13 +182,29 @@ def check_fp8_codes() -> None:
     step = world.backend.begin_step(Batch((Query(0, 0, 1),), 16))[0]
     for sixteen in codes.view(16, 16):
         arena.bytes[start + plane : start + plane + 16] = sixteen
-        out = step.attend(0, torch.zeros(1, 1, 16), 1.0)
+        out = step.attend(0, torch.zeros(1, 1, 16, dtype=torch_dtype(dtype), device=device), 1.0)
         want = sixteen.view(torch.float8_e4m3fn).float()
-        torch.testing.assert_close(out[0, 0], want, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(out[0, 0].float().cpu(), want, rtol=0, atol=0, equal_nan=True)
 
 
 def test_every_fp8_code_reads_as_torch_reads_it(process: KernelProcess) -> None:
     run_in(process, check_fp8_codes)
+
+
+def check_fp8_queries(shape: Shape) -> None:
+    """Codes are multiplied in float16: queries may be larger than that holds, or so small that it holds none."""
+    world = World(shape, (150, 3))
+    world.fill((1, 1))
+    batch, q = Batch(world.queries((1, 1)), shape.split_tokens), world.random_q(2)
+    for size in (2.0**-40, 2.0**40):
+        scale = shape.head_dim**-0.5 / size
+        world.run(batch, 0, q)
+        got = world.backend.begin_step(batch)[0].attend(0, q * size, scale)
+        torch.testing.assert_close(got.double(), world.expected(batch, 0, q), atol=3e-2, rtol=3e-2)
+
+
+def test_queries_of_any_size_over_fp8(process: KernelProcess) -> None:
+    run_in(process, check_fp8_queries, replace(ONE_LAYER, dtype=DType.BFLOAT16, kv_dtype=DType.FP8_E4M3))
 
 
 def test_offsets_beyond_two_to_the_31(process: KernelProcess) -> None:
