@@ -145,12 +145,12 @@ def test_arenas_are_allocations_of_their_own() -> None:
 
 
 def test_memory_comes_back_when_it_is_dropped() -> None:
-    before = torch.cuda.mem_get_info()[0]
-    for _ in range(4):
-        block = MemoryBlock(512 * MIB, CUDA, Sharing.READERS)
-        assert torch.cuda.mem_get_info()[0] < before
+    """More than the card has, one after the other; what others of this card do does not matter."""
+    total = torch.cuda.get_device_properties(CUDA).total_memory
+    for _ in range(40):
+        block = MemoryBlock(total // 32, CUDA, Sharing.READERS)
+        assert block.file is not None
         del block
-    assert torch.cuda.mem_get_info()[0] >= before - 64 * MIB
 
 
 def test_descriptors_that_stand_for_less_or_for_no_gpu_memory_are_refused(world: CudaWorld) -> None:
