@@ -89,8 +89,8 @@ class _Bucket:
 
 
 class StepGraphs:
-    """Recorded when a number of rows comes first, most of them in the steps before a worker is ready (warm_up.py). Steps
-    that need more room than the recorded one has have it recorded again. For one thread."""
+    """Recorded when a number of rows comes first, most of them before a worker is ready (warm_up.py). Steps that need
+    more room than the recorded one has have it recorded again. For one thread."""
 
     def __init__(
         self,
