@@ -14,7 +14,7 @@ What a step may read or write is given back at the commit of the last step that 
 steps name it keeps everything until then.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from deltaserve.control.cache.prefix_cache import PrefixCache
 from deltaserve.control.sched.budget import Budget
@@ -57,8 +57,8 @@ class Steps:
         self._step = 0
         self._flights: list[Flight] = []
         """The one that computes, then those planned behind it."""
-        self._last: Flight | None = None
-        """The one planned last, under way or not."""
+        self._last: Mapping[Request, PlanItem] = {}
+        """What the one planned last, under way or not, has planned one by one."""
         self._group = NO_GROUP
         """The requests that go on by one token in every step, as they were planned last."""
         self._ending: dict[Request, Callable[[Request], None]] = {}
@@ -125,8 +125,8 @@ class Steps:
         """Who drew a token in the step planned last goes on by one in every step from now on; who has drawn its last
         one does no more."""
         running, last = self._running, self._last
-        if last is not None and running.may_go_on and last.others:
-            for request in [r for r in last.others if r in running.others and self._joins(r, last.others[r])]:
+        if last and running.may_go_on:
+            for request in [r for r, item in last.items() if r in running.others and self._joins(r, item)]:
                 running.goes_on(request, request.num_tokens + self._num_flights(request) - 1)
         for request in running.decoding.ended():
             running.falls_out(request)
@@ -161,8 +161,8 @@ class Steps:
         others = {r: by_row[r.row] for r in running.others if r.row in by_row} if items else {}
         for request, item in others.items():
             request.num_planned = item.q_start + item.q_len
-        self._last = Flight(plan, self._group_of(going_on), running.decoding.ending(), others)
-        self._flights.append(self._last)
+        self._last = others
+        self._flights.append(Flight(plan, self._group_of(going_on), running.decoding.ending(), others))
         return plan
 
     def _group_of(self, rows: DecodeRows | None) -> DecodeGroup:

@@ -8,7 +8,7 @@ import queue
 import time
 
 from deltaserve.control.sched.executor import LaunchedStep, Launcher
-from deltaserve.control.sched.plan import StepResult
+from deltaserve.control.sched.plan import StepPlan, StepResult
 from deltaserve.process.children.exits import start_thread
 from deltaserve.process.children.mailbox import Mailbox
 from deltaserve.process.worker.step_thread import StepThread
@@ -20,8 +20,8 @@ class LaunchThread(StepThread):
 
     def __init__(self, launcher: Launcher, results: Mailbox[StepResult | Reports]) -> None:
         self._results = results
-        self._launched: queue.SimpleQueue[LaunchedStep | None] = queue.SimpleQueue()
-        StepThread.__init__(self, lambda plan: self._launched.put(launcher.launch(plan)))
+        self._launched: queue.SimpleQueue[tuple[StepPlan, LaunchedStep] | None] = queue.SimpleQueue()
+        StepThread.__init__(self, lambda plan: self._launched.put((plan, launcher.launch(plan))))
         self._waiting = start_thread("step-ends", self._wait)
 
     def stop(self, wait_s: float) -> bool:
@@ -35,4 +35,5 @@ class LaunchThread(StepThread):
 
     def _wait(self) -> None:
         while (launched := self._launched.get()) is not None:
-            self._results.put(launched.wait())
+            plan, step = launched
+            self._results.put(step.wait().compact(plan))

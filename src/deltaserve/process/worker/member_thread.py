@@ -104,7 +104,7 @@ class MemberThread:
             if part is RoundPart.NONE:
                 self._member.accompany()
             else:
-                self._results.put(self._executor.execute(part))
+                self._results.put(self._executor.execute(part).compact(part))
             self._take_orders()
         if self._is_stopping:
             return False

@@ -135,7 +135,7 @@ def _step_thread(parts: WorkerParts, answers: Mailbox[StepResult | Reports]) -> 
         return MemberThread(parts.executor, parts.member, answers)
     if parts.launcher is not None:
         return LaunchThread(parts.launcher, answers)
-    return StepThread(lambda plan: answers.put(parts.executor.execute(plan)))
+    return StepThread(lambda plan: answers.put(parts.executor.execute(plan).compact(plan)))
 
 
 def _listen(links: Links, spec: WorkerSpec, parent: Parent | None) -> int:
