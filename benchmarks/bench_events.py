@@ -168,7 +168,8 @@ def waiting_at(prefill: EngineCore) -> list[tuple[int, PrefillRoom]]:
 
 
 def answer(plan: StepPlan) -> StepResult:
-    return StepResult(plan.step, tuple(ItemResult(i.row, (Sampled(7),) if i.samples else ()) for i in plan.items))
+    items = tuple(ItemResult(item.row, (Sampled(7),) if item.samples else ()) for item in plan.items)
+    return StepResult(plan.step, items).compact(plan)
 
 
 def timed(
