@@ -21,6 +21,11 @@ such addresses."""
 _Key = tuple[object, ...]
 
 
+def power_of_two(number: int) -> int:
+    """The least power of two that is no less than `number`, 1 or more. Triton's own takes 3 us of the host."""
+    return 1 << (number - 1).bit_length()
+
+
 class KernelLauncher:
     """One kernel. Its parameters are tensors, then numbers that Triton is told not to specialise, then constants.
 

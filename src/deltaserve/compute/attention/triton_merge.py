@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deltaserve.compute.attention.triton_launch import KernelLauncher
+from deltaserve.compute.attention.triton_launch import KernelLauncher, power_of_two
 
 _MERGED_VALUES = 4096
 """Values that a program adds up at once: parts times channels."""
@@ -39,7 +39,7 @@ class PartialMerge:
         """Into `out` [T, Hq, Dv], contiguous, of any float type, T at least 1. `sinks` [Hq]: see
         StepAttention.attend."""
         num_tokens, num_heads, value_dim = out.shape
-        width = triton.next_power_of_2(value_dim)
+        width = power_of_two(value_dim)
         parts = 1 if partial.is_single else min(_MOST_PARTS, max(1, _MERGED_VALUES // width))
         tensors = (
             partial.outs,

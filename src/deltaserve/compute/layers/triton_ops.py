@@ -4,10 +4,9 @@ and products by cuBLAS without a line between. Needs triton when it is imported.
 
 import torch
 import torch.nn.functional as functional
-import triton
 from torch import Tensor
 
-from deltaserve.compute.attention.triton_launch import IS_INTERPRETED, KernelLauncher
+from deltaserve.compute.attention.triton_launch import IS_INTERPRETED, KernelLauncher, power_of_two
 from deltaserve.compute.layers.step_ops import HeadNorm, StepOps, StepOpsUnavailable, TorchOps
 from deltaserve.compute.layers.triton_op_kernels import gate_rows, norm_rows, turn_heads
 from deltaserve.compute.weights.block_matrix import Matrix
@@ -41,7 +40,7 @@ class TritonOps(TorchOps):
         if x.shape[1] > _MOST_CHANNELS:
             return super().norm(x, weight, eps)
         x = x if x.stride(1) == 1 else x.contiguous()
-        out = x.new_empty(x.shape)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
         self._normalise((x, x, weight, weight, out, out), eps, False, False)
         return out
 
@@ -59,7 +58,7 @@ class TritonOps(TorchOps):
     def _normalise(self, tensors: tuple[Tensor, ...], eps: float, has_added: bool, has_after: bool) -> None:
         num_rows, dim = tensors[0].shape
         if num_rows:
-            width = triton.next_power_of_2(dim)
+            width = power_of_two(dim)
             constants = (tensors[0].stride(0), dim, width, has_added, has_after)
             self._norm_rows((num_rows, 1), tensors, (eps,), constants, min(16, max(1, width // _WARP_CHANNELS)))
 
@@ -67,19 +66,19 @@ class TritonOps(TorchOps):
         x = x if x.stride(2) == 1 else x.contiguous()
         cos, sin = rope[0].contiguous(), rope[1].contiguous()
         (num_tokens, num_heads, dim), turning = x.shape, cos.shape[-1]
-        out = x.new_empty(x.shape)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
         if not num_tokens:
             return out
-        rest, width = dim - turning, triton.next_power_of_2(dim)
-        heads = min(triton.next_power_of_2(num_heads), max(1, _PROGRAM_VALUES // width))
+        rest, width = dim - turning, power_of_two(dim)
+        heads = min(power_of_two(num_heads), max(1, _PROGRAM_VALUES // width))
         constants = (
             x.stride(0),
             x.stride(1),
             num_heads,
             dim,
             turning,
-            triton.next_power_of_2(turning // 2),
-            triton.next_power_of_2(rest) if rest else 0,
+            power_of_two(turning // 2),
+            power_of_two(rest) if rest else 0,
             heads,
             norm is not None,
         )
@@ -92,7 +91,7 @@ class TritonOps(TorchOps):
         num_rows, dim = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(num_rows, dim)
         if num_rows:
-            width = min(_PROGRAM_VALUES, triton.next_power_of_2(dim))
+            width = min(_PROGRAM_VALUES, power_of_two(dim))
             constants = (dim, width, activation is Activation.SILU)
             self._gate_rows((num_rows, -(-dim // width)), (gate_up, out), (), constants)
         return out

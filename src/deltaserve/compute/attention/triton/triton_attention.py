@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from deltaserve.compute.attention.triton.kind import KIND
 from deltaserve.compute.attention.triton.row_work import RowCut, RowWork, SharedWork, shared_work
 from deltaserve.compute.attention.triton.triton_kernels import partial_results, store_tokens
 from deltaserve.compute.attention.triton.work_buffer import WorkBuffer, WorkCapacity
-from deltaserve.compute.attention.triton_launch import IS_INTERPRETED, KernelLauncher
+from deltaserve.compute.attention.triton_launch import IS_INTERPRETED, KernelLauncher, power_of_two
 from deltaserve.compute.attention.triton_merge import PartialMerge, PartialResults
 from deltaserve.compute.memory.kv_pool import KvArena, KvPool
 from deltaserve.compute.memory.page_table import PageTable, Table
@@ -40,6 +39,10 @@ _LEAST_ROOM = 256
 """Least room for tiles and partial results in a fixed step: so many empty programs take about a microsecond
 (reckoned)."""
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+_Options = tuple[tuple[object, ...], int, int]
+"""Constants, warps and stages of a launch: see KernelLauncher."""
 
 
 class _Kernels:
@@ -132,7 +135,7 @@ class _FixedGroup(NamedTuple):
 
 
 def _room(need: int) -> int:
-    room: int = triton.next_power_of_2(max(_LEAST_ROOM, need))
+    room: int = power_of_two(max(_LEAST_ROOM, need))
     return room
 
 
@@ -192,6 +195,8 @@ class TritonStep:
         self._sizes = group.sizes
         self._kernels = group.kernels
         self._is_single = is_single
+        self._options: dict[object, _Options] = {}
+        """Strides and type of queries, and tile size |-> options of their launch."""
         self.work = work
         num_heads = group.group_size * group.arena.layout.num_heads
         size = (work.capacity.results, num_heads)
@@ -209,7 +214,7 @@ class TritonStep:
         """Write the step's keys and values: planes [T, H, D] each."""
         arena, work = self._arena, self.work
         _, num_heads, dim = planes[0].shape
-        width = triton.next_power_of_2(dim)
+        width = power_of_two(dim)
         num_rows = max(1, _STORED_VALUES // width)
         to_e4m3 = arena.layout.group.dtype is DType.FP8_E4M3 and self._kernels.has_e4m3
         values = planes if to_e4m3 else [arena.stored(plane) for plane in planes]
@@ -246,30 +251,37 @@ class TritonStep:
         return out
 
     def _compute(self, num_tiles: Tensor, tiles: Tensor, size: TileSize, layer: int, q: Tensor, scale: float) -> None:
-        arena, group, num_heads, work = self._arena, self._arena.layout.group, q.shape[1], self.work
-        compute, is_fp8 = compute_type(q.dtype, group.dtype), group.dtype is DType.FP8_E4M3
-        pages = arena.plane(layer, 0), arena.plane(layer, group.planes - 1)
+        arena, work = self._arena, self.work
+        kind = q.stride(0), q.stride(1), q.dtype, size
+        options = self._options.get(kind)
+        if options is None:
+            options = self._options[kind] = self._options_of(q, size)
+        pages = arena.plane(layer, 0), arena.plane(layer, arena.layout.group.planes - 1)
         lists = num_tiles, tiles, work.tokens, work.positions, work.first_parts, work.pages
         self._kernels.partial_results(
             (len(tiles) // 8, arena.layout.num_heads),
             (q, *pages, *lists, self._outs, self._sums),
             (scale * _LOG2_E,),
-            (
-                *(q.stride(0), q.stride(1), *self._strides),
-                *(num_heads, self._group_size, arena.layout.page_size, group.retention.window_len or 0),
-                *(group.head_dim, group.value_dim, *split_dim(group.head_dim), *split_dim(group.value_dim)),
-                *(size.rows, size.keys, is_fp8, self._kernels.has_e4m3, _TYPES[compute]),
-            ),
-            num_warps(group.head_dim),
-            num_stages(compute),
+            *options,
         )
+
+    def _options_of(self, q: Tensor, size: TileSize) -> _Options:
+        group = self._arena.layout.group
+        compute, is_fp8 = compute_type(q.dtype, group.dtype), group.dtype is DType.FP8_E4M3
+        constants = (
+            *(q.stride(0), q.stride(1), *self._strides),
+            *(q.shape[1], self._group_size, self._arena.layout.page_size, group.retention.window_len or 0),
+            *(group.head_dim, group.value_dim, *split_dim(group.head_dim), *split_dim(group.value_dim)),
+            *(size.rows, size.keys, is_fp8, self._kernels.has_e4m3, _TYPES[compute]),
+        )
+        return constants, num_warps(group.head_dim), num_stages(compute)
 
 
 def tile_sizes(group_size: int, head_dim: int) -> tuple[TileSize, TileSize]:
     """Sizes of tiles of short queries and of long ones. The first are few rows: a product of a decoding row alone,
     padded to them, should take less time than its keys."""
     most, keys = (32, 32) if head_dim > _WIDE_DIM else (64, 64)
-    return TileSize(min(most, max(16, triton.next_power_of_2(group_size))), keys), TileSize(most, keys)
+    return TileSize(min(most, max(16, power_of_two(group_size))), keys), TileSize(most, keys)
 
 
 def num_warps(head_dim: int) -> int:
@@ -285,7 +297,7 @@ def num_stages(compute: torch.dtype) -> int:
 def split_dim(dim: int) -> tuple[int, int]:
     """Two powers of two that hold so many channels; the second may be 0."""
     first = max(_LEAST_DIM, 1 << dim.bit_length() - 1)
-    return first, max(_LEAST_DIM, triton.next_power_of_2(dim - first)) if dim > first else 0
+    return first, max(_LEAST_DIM, power_of_two(dim - first)) if dim > first else 0
 
 
 def has_e4m3(device: torch.device) -> bool:
