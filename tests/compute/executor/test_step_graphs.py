@@ -1,9 +1,11 @@
 """Decode steps recorded and replayed on a CPU (tests/compute/attention/step_tape.py): whole models against each step by
 itself, to the bit; and which steps those are."""
 
+import importlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +18,7 @@ from deltaserve.compute.attention.fixed_step import FixedStepBackend, RowsOnDevi
 from deltaserve.compute.attention.plan import Int64s
 from deltaserve.compute.executor.inputs import StepInputs, UnreadTokens, Wanted
 from deltaserve.compute.executor.randomness import uniform
-from deltaserve.compute.executor.resident_draws import draw_by_rules, uniform_on_device
+from deltaserve.compute.executor.resident_draws import MakeDraws, TorchDraws, uniform_on_device
 from deltaserve.compute.executor.resident_rows import DecodingRows, ResidentRows
 from deltaserve.compute.executor.row_rules import WayToDraw, packed_rules
 from deltaserve.compute.executor.sampler import SampleRow, sample
@@ -127,11 +129,13 @@ VOCAB = 5000
 class Sums:
     """In place of a decoder: of each row its token and 1,000 times its position, which is also what it draws."""
 
+    spec = SimpleNamespace(vocab_size=VOCAB)
+
     def forward(self, tokens: Tensor, positions: Tensor, attention: Sequence[StepAttention]) -> Hidden:
         normed = (tokens + 1000 * positions)[:, None]
         return Hidden(normed, -normed, None)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def stored_logits(self, hidden: Tensor) -> Tensor:
         return torch.arange(VOCAB).eq(hidden % VOCAB).to(torch.float32) * 100.0
 
 
@@ -326,25 +330,94 @@ def test_random_numbers_of_the_device_are_the_host_s(seed: int) -> None:
         assert found.item() == uniform(seed, position - 10)
 
 
-def test_draws_by_rules_are_those_of_the_sampler() -> None:
-    rows = []
-    for index in range(24):
-        top_p, top_k, min_p = ((1.0, None, 0.0), (0.5, None, 0.0), (0.95, 3, 0.0), (1.0, None, 0.05))[index % 4]
-        temperature = (0.0, 0.7, 2.0)[index // 4 % 3]
-        rows.append(
-            SamplingParams(max_tokens=9, seed=index, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
+class Drawing(NamedTuple):
+    """Rows of all kinds, and what the sampler draws for them."""
+
+    rules: list[SamplingParams]
+    logits: Tensor
+    want: list[int]
+
+    @classmethod
+    def of(cls, vocab_size: int, dtype: torch.dtype = torch.float32) -> "Drawing":
+        limits = (
+            (1.0, None, 0.0),
+            (0.5, None, 0.0),
+            (0.95, 3, 0.0),
+            (1.0, None, 0.05),
+            (0.999, 40, 1e-4),
+            (1.0, 7, 0.0),
         )
-    logits = torch.randn(24, VOCAB, generator=torch.Generator().manual_seed(1)) * 4
-    ways = [WayToDraw.of(params, VOCAB) for params in rows]
-    assert set(ways) == set(WayToDraw)
-    rules = np.stack([packed_rules(row, 5, way, VOCAB) for row, way in zip(rows, ways, strict=True) if way is not None])
-    positions = torch.arange(24) + 5
-    want = [draw.token for draw in sample(logits.clone(), [SampleRow(row, i, None) for i, row in enumerate(rows)])]
+        rules = []
+        for seed in range(30):
+            (top_p, top_k, min_p), temperature = limits[seed % 6], (0.0, 0.7, 2.0)[seed // 6 % 3]
+            more = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+            rules.append(SamplingParams(max_tokens=9, seed=seed, **more))  # type: ignore[arg-type]
+        logits = (
+            torch.randn(30, vocab_size, generator=torch.Generator().manual_seed(1)) * torch.logspace(-1, 1, 30)[:, None]
+        )
+        logits[::4] = logits[::4].round()  # ties
+        logits = logits.to(dtype)
+        rows = [SampleRow(row, place, None) for place, row in enumerate(rules)]
+        return cls(rules, logits, [draw.token for draw in sample(logits.float(), rows)])
+
+    def check(self, make: MakeDraws) -> None:
+        vocab_size = self.logits.shape[1]
+        ways = [WayToDraw.of(params, vocab_size) for params in self.rules]
+        assert set(ways) == set(WayToDraw)
+        padded = torch.cat((self.logits, torch.full((30, 5), 1e4).to(self.logits)), 1)  # rows that fill up a share
+        lines = torch.arange(30).flip(0)
+        for way in WayToDraw:
+            rows = ResidentRows(PageTable(1, 30, 1), 1, 30, torch.device("cpu"))
+            for line, (params, own) in enumerate(zip(self.rules, ways, strict=True)):
+                assert own is not None
+                rows.rules[29 - line] = torch.from_numpy(packed_rules(params, 5, own, vocab_size))
+                rows.positions[29 - line] = line + 4
+            draws = torch.zeros((2, 30), dtype=torch.int64)
+            make(rows, 30, vocab_size, way).draw(padded, lines, draws)
+            of_way = [index for index, own in enumerate(ways) if own is not None and own <= way]
+            assert [int(draws[0, index]) for index in of_way] == [self.want[index] for index in of_way], way
+            assert draws[1].all() and ((draws[0] >= 0) & (draws[0] < vocab_size)).all()
+            assert rows.last_drawn[:30].flip(0).tolist() == draws[0].tolist()
+            assert rows.positions[:30].flip(0).tolist() == list(range(5, 35))
+
+
+@pytest.mark.parametrize("vocab_size", [16, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_draws_by_rules_are_those_of_the_sampler(vocab_size: int, dtype: torch.dtype) -> None:
+    Drawing.of(vocab_size, dtype).check(TorchDraws)
+
+
+def check_triton_draws(vocab_size: int, dtype: torch.dtype) -> None:
+    Drawing.of(vocab_size, dtype).check(triton_draws())
+
+
+def triton_draws() -> MakeDraws:
+    found: MakeDraws = importlib.import_module("deltaserve.compute.executor.triton_draws").TritonDraws
+    return found
+
+
+@needs_triton
+@pytest.mark.parametrize("vocab_size", [16, 9000])
+def test_draws_by_kernels_are_those_of_the_sampler(process: KernelProcess, vocab_size: int) -> None:
+    run_in(process, check_triton_draws, vocab_size, torch.float32)
+
+
+def check_not_finite() -> None:
+    logits = torch.randn(5, 9000)
+    logits[1, 8999], logits[2, 9], logits[4, 0] = float("nan"), float("inf"), float("-inf")
     for way in WayToDraw:
-        found = draw_by_rules(logits.clone(), torch.from_numpy(rules), positions, way)
-        of_way = [index for index, own in enumerate(ways) if own is not None and own <= way]
-        assert [found.tokens.tolist()[index] for index in of_way] == [want[index] for index in of_way]
-        assert found.is_finite.all()
+        rows = ResidentRows(PageTable(1, 5, 1), 1, 5, torch.device("cpu"))
+        params = SamplingParams(max_tokens=9, seed=1, temperature=0.8 if way else 0.0, top_p=0.9 if way == 2 else 1.0)
+        rows.rules[:5] = torch.from_numpy(packed_rules(params, 0, way, 9000))
+        draws = torch.zeros((2, 5), dtype=torch.int64)
+        triton_draws()(rows, 5, 9000, way).draw(logits, torch.arange(5), draws)
+        assert draws[1].tolist() == [1, 0, 0, 1, 0], way
+        assert ((draws[0] >= 0) & (draws[0] < 9000)).all()
+
+
+@needs_triton
+def test_kernels_tell_of_logits_that_are_not_finite(process: KernelProcess) -> None:
+    run_in(process, check_not_finite)
 
 
 @pytest.mark.parametrize(

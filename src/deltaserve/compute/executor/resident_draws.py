@@ -4,12 +4,16 @@ A row draws what `sampler.sample` draws for it. Which ways of drawing a step com
 go through the widest that one of them needs, and each takes its own result.
 """
 
-from typing import NamedTuple
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from deltaserve.compute.executor.candidates import SamplingLimits
+from deltaserve.compute.executor.resident_rows import ResidentRows
 from deltaserve.compute.executor.row_rules import WayToDraw
 from deltaserve.compute.executor.unread_draws import UnreadDraws, draw_free, draw_limited
 from deltaserve.compute.layers.step_ops import unread_peaks
@@ -33,6 +37,43 @@ class _Rules(NamedTuple):
     def of(cls, rules: Tensor) -> "_Rules":
         columns = torch.split(rules, 1, -1)
         return cls(*columns[:4], *(column.contiguous().view(torch.float64) for column in columns[4:]))
+
+
+class RowDraws(Protocol):
+    """Draws for the rows of a recorded step."""
+
+    def draw(self, logits: Tensor, lines: Tensor, draws: Tensor) -> None:
+        """logits [B, V or more] of any float type, lines [B] -> draws [2, B] int64: tokens, and 1 where logits are
+        finite. The rows of these lines have moved on by a token. Rows of a wider way than the step's draw anything."""
+        ...
+
+
+MakeDraws = Callable[[ResidentRows, int, int, WayToDraw], RowDraws]
+"""Makes those of a step of so many rows, over so many logits, that draws in this way."""
+
+
+class TorchDraws:
+    """RowDraws by torch."""
+
+    def __init__(self, rows: ResidentRows, num_rows: int, num_logits: int, way: WayToDraw) -> None:
+        self._rows, self._num_logits, self._way = rows, num_logits, way
+
+    def draw(self, logits: Tensor, lines: Tensor, draws: Tensor) -> None:
+        rows, positions = self._rows, self._rows.positions.index_select(0, lines) + 1
+        wide = logits[:, : self._num_logits].contiguous().to(torch.float32)
+        drawn, is_finite = draw_by_rules(wide, rows.rules.index_select(0, lines), positions, self._way)
+        draws[0].copy_(drawn)
+        draws[1].copy_(is_finite)
+        rows.last_drawn.index_copy_(0, lines, drawn)
+        rows.positions.index_copy_(0, lines, positions)
+
+
+def draws_on(device: torch.device) -> MakeDraws:
+    """What draws on this device: Triton's kernels on a GPU, where they can be had, or else torch."""
+    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        found: MakeDraws = importlib.import_module("deltaserve.compute.executor.triton_draws").TritonDraws
+        return found
+    return TorchDraws
 
 
 def draw_by_rules(logits: Tensor, rules: Tensor, positions: Tensor, way: WayToDraw) -> UnreadDraws:

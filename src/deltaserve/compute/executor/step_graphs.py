@@ -16,7 +16,7 @@ from deltaserve.compute.attention.attention import AttentionBackend, Shared
 from deltaserve.compute.attention.fixed_step import FixedStep, FixedStepBackend
 from deltaserve.compute.executor.inputs import StepInputs
 from deltaserve.compute.executor.recordable_models import why_not_recordable
-from deltaserve.compute.executor.resident_draws import draw_by_rules
+from deltaserve.compute.executor.resident_draws import RowDraws, draws_on
 from deltaserve.compute.executor.resident_rows import DecodingRows, ResidentRows
 from deltaserve.compute.executor.row_rules import WayToDraw
 from deltaserve.compute.executor.step_recorder import StepRecorder
@@ -50,14 +50,14 @@ class _RecordedStep:
     """A step of one number of rows, and what replays left."""
 
     def __init__(
-        self, decoder: Decoder, rows: ResidentRows, bucket: int, attention: FixedStep, way: WayToDraw | None
+        self, decoder: Decoder, rows: ResidentRows, bucket: int, attention: FixedStep, drawing: RowDraws | None
     ) -> None:
-        """`way`: None: nothing is drawn, and rows stay where they are."""
+        """`drawing` None: nothing is drawn, and rows stay where they are."""
         self._decoder = decoder
         self._rows = rows
         self._on_device = rows.on_device(bucket)
         self._attention = attention
-        self._way = way
+        self._drawing = drawing
         self.hidden: Hidden | None = None
         """Hidden states of B rows, as the last run or replay left them."""
         self.draws = torch.zeros((2, bucket), dtype=torch.int64, device=rows.positions.device)
@@ -69,13 +69,8 @@ class _RecordedStep:
         positions = rows.positions.index_select(0, lines)
         tokens = rows.last_drawn.index_select(0, lines)
         self.hidden = self._decoder.forward(tokens, positions, self._attention.attention)
-        if self._way is not None:
-            logits, rules = self._decoder.logits(self.hidden.normed), rows.rules.index_select(0, lines)
-            drawn, is_finite = draw_by_rules(logits, rules, positions + 1, self._way)
-            self.draws[0].copy_(drawn)
-            self.draws[1].copy_(is_finite)
-            rows.last_drawn.index_copy_(0, lines, drawn)
-            rows.positions.index_copy_(0, lines, positions + 1)
+        if self._drawing is not None:
+            self._drawing.draw(self._decoder.stored_logits(self.hidden.normed), lines, self.draws)
 
 
 @dataclass(slots=True)
@@ -106,6 +101,7 @@ class StepGraphs:
         self._rows = rows
         self._max_rows = max_rows
         self._recorder = recorder
+        self._make_draws = draws_on(rows.positions.device)
         self._has_failed = False
         self._buckets: dict[int, _Bucket] = {}
         self._num_recorded = 0
@@ -179,7 +175,8 @@ class StepGraphs:
         rows = self._rows
         self._num_recorded += 1
         kept = [(tensor, tensor.clone()) for tensor in (rows.positions, rows.last_drawn)]
-        recorded = _RecordedStep(self._decoder, rows, number, bucket.attention, way)
+        drawing = None if way is None else self._make_draws(rows, number, self._decoder.spec.vocab_size, way)
+        recorded = _RecordedStep(self._decoder, rows, number, bucket.attention, drawing)
         bucket.replays[way] = recorded, self._recorder.record(recorded.run)
         for tensor, values in kept:
             tensor.copy_(values)

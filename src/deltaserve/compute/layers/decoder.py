@@ -181,8 +181,12 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, hidden] -> [N, V] float32, of the whole vocabulary and nothing beside it, on every rank"""
-        gathered = self._collective.all_gather(self._ops.product(hidden, self._weights.lm_head))
-        return gathered[:, : self._num_logits].contiguous().to(torch.float32)  # without rows that fill up a share
+        stored = self.stored_logits(hidden)
+        return stored[:, : self._num_logits].contiguous().to(torch.float32)
+
+    def stored_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, hidden] -> [N, V or more] in the type of the weights, with the rows that fill up a share"""
+        return self._collective.all_gather(self._ops.product(hidden, self._weights.lm_head))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings of tokens: [T] -> [T, hidden]."""
