@@ -70,6 +70,7 @@ LAZY_IMPORTS: dict[str, str] = {
     "deltaserve.core.files.branch_code": "a branch is imported by the name in its line when it is asked for",
     "deltaserve.compute.attention.attention_choice": "what a backend computes with is optional, and asks once imported",
     "deltaserve.compute.layers.ops_choice": "Triton is optional, and only a GPU's operators need it",
+    "deltaserve.compute.executor.draws_choice": "Triton is optional, and draws on GPUs only",
     "deltaserve.commands.bench.sweep_chart": "matplotlib is optional, and only a sweep that draws needs it",
     "deltaserve.transports.local.kind": "torch and Triton are loaded where pages of a GPU move: nobody else needs them",
     "deltaserve.transports.nixl.library": "which of NIXL's builds fits depends on torch's",

@@ -4,8 +4,6 @@ A row draws what `sampler.sample` draws for it. Which ways of drawing a step com
 go through the widest that one of them needs, and each takes its own result.
 """
 
-import importlib
-import importlib.util
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -66,14 +64,6 @@ class TorchDraws:
         draws[1].copy_(is_finite)
         rows.last_drawn.index_copy_(0, lines, drawn)
         rows.positions.index_copy_(0, lines, positions)
-
-
-def draws_on(device: torch.device) -> MakeDraws:
-    """What draws on this device: Triton's kernels on a GPU, where they can be had, or else torch."""
-    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        found: MakeDraws = importlib.import_module("deltaserve.compute.executor.triton_draws").TritonDraws
-        return found
-    return TorchDraws
 
 
 def draw_by_rules(logits: Tensor, rules: Tensor, positions: Tensor, way: WayToDraw) -> UnreadDraws:

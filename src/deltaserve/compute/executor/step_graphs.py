@@ -14,9 +14,10 @@ from torch import Tensor
 
 from deltaserve.compute.attention.attention import AttentionBackend, Shared
 from deltaserve.compute.attention.fixed_step import FixedStep, FixedStepBackend
+from deltaserve.compute.executor.draws_choice import draws_on
 from deltaserve.compute.executor.inputs import StepInputs
 from deltaserve.compute.executor.recordable_models import why_not_recordable
-from deltaserve.compute.executor.resident_draws import RowDraws, draws_on
+from deltaserve.compute.executor.resident_draws import RowDraws
 from deltaserve.compute.executor.resident_rows import DecodingRows, ResidentRows
 from deltaserve.compute.executor.row_rules import WayToDraw
 from deltaserve.compute.executor.step_recorder import StepRecorder
