@@ -1,6 +1,7 @@
 """A driver whose decode steps are recorded and replayed, and a schedule of steps that differ in all they can."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,17 +9,31 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.executor.step_recorder import StepRecorder
-from deltaserve.control.sched.plan import PlanItem, SharedRun, StepResult, TokenOf
+from deltaserve.control.sched.plan import (
+    DecodePart,
+    DecodeRows,
+    PlanItem,
+    PlanItems,
+    SharedRun,
+    StepPlan,
+    StepResult,
+    TokenOf,
+)
 from deltaserve.core.ids import RowId, StepIndex
 from tests.compute.executor.test_launched import LaunchingDriver, prompt_item, rules
 from tests.compute.executor.world import Driver, random_tokens
 
 COMMON = 64
 PROMPT_LENS = (70, 75, 66, 90, 68, 7)
-DECODING = ((0, 1, 2, 3, 4), (1, 2, 3), (2, 3, 4), (3,), (0, 1, 2, 3, 4, 5), (5, 0, 2))
+DECODING: tuple[tuple[int, ...], ...] = ((0, 1, 2, 3, 4), (1, 2, 3), (2, 3, 4), (3,), (0, 1, 2, 3, 4, 5), (5, 0, 2))
 """Rows of each step. The last row shares nothing."""
-NUM_RECORDED = (4, 3)
-"""Steps that are recorded, launched ahead and not: of 6, 4 and 1 rows, and those of 4 rows with the host's draws and
+GOING_ON: tuple[tuple[int, ...], ...] = ((0, 1, 2, 3), (0, 2, 5), (2, 3))
+"""Rows of runs of steps, which are planned as such."""
+RUN_LEN = 4
+AFTER = (0, 2, 3, 4)
+NUM_STEPS = len(DECODING) + len(GOING_ON) * RUN_LEN + 1
+NUM_RECORDED = (5, 4)
+"""Steps that are recorded, launched ahead and not: of 6, 4, 2 and 1 rows, and those of 4 rows with the host's draws and
 without. Row 4 draws by a rule of the host."""
 RULES: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -81,23 +96,47 @@ def decode_together(driver: Driver, shares: bool = True) -> Outcome:
     """Rows on common pages start one after the other; then steps of other rows each time, who read them together."""
     first = random_tokens(PROMPT_LENS[0], 0)
     results: list[StepResult] = []
+    plans: list[StepPlan] = []
+
+    def step(items: Sequence[PlanItem], shared: Sequence[SharedRun] = (), decode: DecodePart | None = None) -> None:
+        plan = driver.planned(items, shared)
+        if decode is not None:
+            plan = replace(plan, items=PlanItems(decode, ()), decode=decode)
+        plans.append(plan)
+        results.append(driver.run(plan))
+
     for row, (length, changes) in enumerate(zip(PROMPT_LENS, RULES, strict=True)):
         start = COMMON if 0 < row < 5 else 0
         prompt = first if row == 0 else first[:start] + random_tokens(length - start, row)
         driver.open(row, prompt, rules(row, **changes), 128, 0 if start else None, start)
-        results.append(driver.step([prompt_item(row, prompt, start)]))
+        step([prompt_item(row, prompt, start)])
     ends, drawn_in = list(PROMPT_LENS), list(range(len(PROMPT_LENS)))
-    for rows in DECODING:
+
+    def of(rows: Sequence[int]) -> tuple[SharedRun, ...]:
         readers = tuple(RowId(row) for row in rows if row < 5)
-        run = (SharedRun(0, COMMON, readers),) if shares and len(readers) > 1 else ()
+        return (SharedRun(0, COMMON, readers),) if shares and len(readers) > 1 else ()
+
+    def decode_rows(rows: Sequence[int]) -> None:
         items = [PlanItem(RowId(row), ends[row], 1, TokenOf(StepIndex(drawn_in[row])), True) for row in rows]
         for row in rows:
             ends[row], drawn_in[row] = ends[row] + 1, driver.steps
-        results.append(driver.step(items, run))
+        step(items, of(rows))
+
+    for rows in DECODING:
+        decode_rows(rows)
+    for rows in GOING_ON:
+        decode_rows(rows)
+        named = DecodeRows(tuple(map(RowId, rows)), tuple(ends[row] - driver.steps for row in rows), (), ())
+        shared = of(rows)
+        for _ in range(RUN_LEN - 1):
+            step((), shared, DecodePart(named, driver.steps, StepIndex(driver.steps - 1)))
+        for row in rows:
+            ends[row], drawn_in[row] = ends[row] + RUN_LEN - 1, driver.steps - 1
+    decode_rows(AFTER)
     if isinstance(driver, LaunchingDriver):
         results = [launched.wait() for launched in driver.launched]
     tokens: list[list[int]] = [[] for _ in PROMPT_LENS]
-    for result in results:
-        for item in result.items:
+    for plan, result in zip(plans, results, strict=True):
+        for item in result.of_all(plan):
             tokens[item.row] += [sampled.token for sampled in item.drawn]
     return Outcome(tokens, [arena.bytes.cpu().clone() for arena in driver.executor.memory.kv.arenas])

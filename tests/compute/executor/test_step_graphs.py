@@ -31,8 +31,8 @@ from deltaserve.core.sampling import SamplingParams
 from tests.compute.attention.step_tape import StepTape
 from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
 from tests.compute.executor.replaying import (
-    DECODING,
     NUM_RECORDED,
+    NUM_STEPS,
     EagerDriver,
     RecordingDriver,
     Repeating,
@@ -57,7 +57,7 @@ def check_replays(folder: Path, kinds: Sequence[type[RecordingDriver]]) -> None:
         got = decode_together(kind(folder, tape), shares)
         assert got.tokens == want.tokens
         assert all(torch.equal(*pages) for pages in zip(got.pages, want.pages, strict=True))
-        assert (tape.num_recorded, tape.num_replayed) == (num_recorded, len(DECODING))
+        assert (tape.num_recorded, tape.num_replayed) == (num_recorded, NUM_STEPS)
 
 
 @needs_triton

@@ -30,7 +30,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class UnreadTokens:
-    """Input tokens that were drawn and stand in the device's memory only; 0 stands for them in `StepInputs.tokens`."""
+    """Input tokens that stand in the device's memory, where they were drawn; `StepInputs.tokens` has 0 for them."""
 
     places: npt.NDArray[np.int64]  # [U] of the step's tokens
     rows: npt.NDArray[np.int64]  # [U]
@@ -97,7 +97,7 @@ def num_draws(item: PlanItem) -> int:
 
 
 def _is_unread(item: PlanItem, row: Row) -> bool:
-    return isinstance(item.inputs, TokenOf) and row.is_unread(item.inputs.step)
+    return isinstance(item.inputs, TokenOf) and row.is_on_device(item.inputs.step)
 
 
 def _item_tokens(item: PlanItem, row: Row) -> npt.NDArray[np.int64]:

@@ -58,6 +58,12 @@ class DrawsOnHost(NamedTuple):
         end.record(torch.cuda.current_stream(device))
         return cls(values, end)
 
+    def read(self) -> Tensor:
+        """`values`, when the step is over."""
+        if self.end is not None:
+            self.end.synchronize()
+        return self.values
+
 
 class Launched:
     """`wait` from any thread; all else from the thread that launches."""
@@ -70,7 +76,7 @@ class Launched:
         clock: StepClock,
         launched_at: float,
     ) -> None:
-        """`result`: without what is drawn; without items where all of them draw. `draws`: of `drawing`."""
+        """`result`: without what is drawn. `draws`: of `drawing`."""
         self._of_step = result
         self._drawing = drawing
         self._on_host = draws
@@ -92,9 +98,7 @@ class Launched:
         """When it returns, the pages that the step wrote may be read by anybody. Raises where the device is lost."""
         with self._lock:
             if self._result is None:
-                if self._on_host.end is not None:
-                    self._on_host.end.synchronize()
-                tokens, is_finite = self._on_host.values.tolist()
+                tokens, is_finite = self._on_host.read().tolist()
                 self._tokens = [token if ok else None for token, ok in zip(tokens, is_finite, strict=True)]
                 self._result = self._read()
         return self._result
@@ -105,18 +109,13 @@ class Launched:
             one.row.read(self._of_step.step, one.position, token)
 
     def _read(self) -> StepResult:
-        drawn = [
-            ItemResult(one.item.row, (), ItemOutcome.NOT_FINITE) if token is None else _drawn(one.item.row, token)
-            for one, token in zip(self._drawing, self._tokens, strict=True)
-        ]
-        if self._of_step.items:
-            found = {item.row: item for item in drawn}
-            drawn = [found.get(item.row, item) for item in self._of_step.items]
-        return replace(self._of_step, items=tuple(drawn), seconds=self._clock.end(self._launched_at))
+        found = {one.item.row: token for one, token in zip(self._drawing, self._tokens, strict=True)}
+        items = [_drawn(item.row, found[item.row]) if item.row in found else item for item in self._of_step.items]
+        return replace(self._of_step, items=tuple(items), seconds=self._clock.end(self._launched_at))
 
 
-def _drawn(row: RowId, token: int) -> ItemResult:
-    return ItemResult(row, (Sampled(token),))
+def _drawn(row: RowId, token: int | None) -> ItemResult:
+    return ItemResult(row, (), ItemOutcome.NOT_FINITE) if token is None else ItemResult(row, (Sampled(token),))
 
 
 class AtOnce:

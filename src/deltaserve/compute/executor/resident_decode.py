@@ -1,30 +1,60 @@
 """Decode steps whose rows the device keeps: launched by one replay, with no input but what changed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from threading import Lock
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from deltaserve.compute.attention.attention import Shared
-from deltaserve.compute.executor.launched import DrawingItem
+from deltaserve.compute.executor.launched import DrawingItem, DrawsOnHost, StepClock
 from deltaserve.compute.executor.resident_rows import DecodingRows, ResidentRows
 from deltaserve.compute.executor.row_rules import WayToDraw, packed_rules
-from deltaserve.compute.executor.row_state import Row
+from deltaserve.compute.executor.row_state import DecodeRun, Row
 from deltaserve.compute.executor.step_graphs import StepGraphs
-from deltaserve.control.sched.plan import PlanItem, RowOpen, SharedRun, StepPlan, TokenOf
+from deltaserve.control.sched.plan import (
+    DecodePart,
+    ItemOutcome,
+    ItemResult,
+    PlanItem,
+    RowOpen,
+    Sampled,
+    SharedRun,
+    StepPlan,
+    StepResult,
+    TokenOf,
+)
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import RowId
 
 
-class ResidentDecode:
-    """For one thread."""
+@dataclass(slots=True)
+class _Run:
+    """Steps of the same rows, one after the other."""
 
-    def __init__(self, graphs: StepGraphs, resident: ResidentRows, vocab_size: int) -> None:
+    rows: DecodingRows
+    """Of the first step."""
+    held: tuple[Row, ...]
+    way: WayToDraw
+    steps: DecodeRun
+    work: tuple[SharedRun, ...]
+    decode: DecodePart | None
+    """As the last plan names its rows; None: it did not name all of them."""
+    tokens_read: int
+    """In the last step."""
+    shared_tokens: int
+
+
+class ResidentDecode:
+    """Launches such steps. For one thread."""
+
+    def __init__(self, graphs: StepGraphs, resident: ResidentRows, vocab_size: int, clock: StepClock) -> None:
         self._graphs = graphs
         self._resident = resident
         self._vocab_size = vocab_size
-        self._runs: tuple[tuple[RowId, ...], tuple[SharedRun, ...], tuple[Shared, ...]] = ((), (), ())
-        """Rows and runs of the last plan, and these runs by places of rows in the step."""
+        self._clock = clock
+        self._run: _Run | None = None
 
     def open(self, opened: RowOpen, row: Row) -> None:
         """Another request has the row."""
@@ -32,8 +62,54 @@ class ResidentDecode:
             rules = packed_rules(opened.sampling, opened.prompt_len, row.way, self._vocab_size)
             self._resident.open(opened.row, rules)
 
-    def step_of(self, plan: StepPlan, rows: Mapping[RowId, Row]) -> "DecodeStep | None":
-        """What the plan computes, where each of its items is a row that draws one token on the device alone."""
+    def goes_on(self, plan: StepPlan) -> bool:
+        """Whether it is the next step of the rows of the last launch."""
+        run = self._run
+        if run is None or plan.decode is None or plan.opens or len(plan.items) != len(plan.decode):
+            return False
+        return plan.decode.continues(run.decode) and plan.work.shared is run.work
+
+    def launch(self, plan: StepPlan, rows: Mapping[RowId, Row], launched_at: float) -> "LaunchedRun | None":
+        """The plan has been applied. None: it is no step of rows that each draw one token on the device, or none that
+        is recorded. Raises whatever launching raises."""
+        run = self._run
+        if run is not None and self.goes_on(plan):
+            run.decode = plan.decode
+            run.tokens_read += len(run.held)
+            draws = self._graphs.draw_again(run.rows, run.way)
+        else:
+            self.end_run()
+            run = self._run_of(plan, rows)
+            draws = None if run is None else self._graphs.draw(run.rows, run.way)
+        if run is None or draws is None:
+            return None
+        if run is not self._run:
+            self._begin(run)
+        run.steps.step = plan.step
+        result = StepResult(
+            step=plan.step,
+            items=(),
+            tokens_read=run.tokens_read,
+            shared_tokens_read=run.shared_tokens,
+            is_typical=not self._graphs.take_recorded(),
+        )
+        return LaunchedRun(result, plan, DrawsOnHost.of(draws, draws.device), self._clock, launched_at)
+
+    def end_run(self) -> None:
+        """What follows is another step than one more of the same rows."""
+        if self._run is not None:
+            for row in self._run.held:
+                row.leave(self._run.steps)
+            self._run = None
+
+    def _begin(self, run: _Run) -> None:
+        run.shared_tokens = self._graphs.shared_tokens(len(run.held))
+        for row in run.held:
+            row.join(run.steps)
+        self._run = run
+
+    def _run_of(self, plan: StepPlan, rows: Mapping[RowId, Row]) -> _Run | None:
+        """Where each item is a row that draws one token by rules that the device knows."""
         drawing, given, way = [], {}, WayToDraw.LARGEST
         for item in plan.items:
             row = rows[item.row]
@@ -48,16 +124,17 @@ class ResidentDecode:
             return None
         lines = tuple([one.item.row for one in drawing])
         starts = np.array([one.item.q_start for one in drawing], np.int64)
-        shared = self._shared(lines, plan.work.shared)
-        return DecodeStep(drawing, DecodingRows(lines, starts, given, shared, plan.work.split_tokens), way)
-
-    def draw(self, step: "DecodeStep") -> Tensor | None:
-        """See StepGraphs.draw."""
-        return self._graphs.draw(step.rows, step.way)
-
-    def shared_tokens(self, step: "DecodeStep") -> int:
-        """Positions that the step, the last one, did not read again."""
-        return self._graphs.shared_tokens(len(step.rows.rows))
+        of_rows = DecodingRows(lines, starts, given, _shared(lines, plan.work.shared), plan.work.split_tokens)
+        return _Run(
+            of_rows,
+            held=tuple([one.row for one in drawing]),
+            way=way,
+            steps=DecodeRun(plan.step),
+            work=plan.work.shared,
+            decode=plan.decode if plan.num_going_on == len(lines) else None,
+            tokens_read=int(starts.sum()) + len(lines),
+            shared_tokens=0,
+        )
 
     def _given(self, item: PlanItem, row: Row) -> int | None:
         """The input token, where it is not what the device drew for the row last."""
@@ -69,22 +146,53 @@ class ResidentDecode:
         row.give(item.q_start, np.array([token], np.int64))
         return token
 
-    def _shared(self, lines: tuple[RowId, ...], runs: tuple[SharedRun, ...]) -> tuple[Shared, ...]:
-        if (lines, runs) != self._runs[:2]:
-            places = {row: index for index, row in enumerate(lines)}
-            shared = [Shared(run.start, run.end, tuple([places[r] for r in run.rows if r in places])) for run in runs]
-            self._runs = lines, runs, tuple(shared)
-        return self._runs[2]
+
+def _shared(lines: tuple[RowId, ...], runs: tuple[SharedRun, ...]) -> tuple[Shared, ...]:
+    places = {row: index for index, row in enumerate(lines)}
+    return tuple(Shared(run.start, run.end, tuple([places[r] for r in run.rows if r in places])) for run in runs)
 
 
 def _wants_more(item: PlanItem) -> bool:
     return bool(item.num_drafts or item.wanted_drafts or item.wants_features or item.wants_prompt_logprobs)
 
 
-class DecodeStep:
-    """A decode step by rows that the device keeps."""
+class LaunchedRun:
+    """A step of a run (see Launched): rows learn nothing of it. `wait` from any thread."""
 
-    def __init__(self, drawing: Sequence[DrawingItem], rows: DecodingRows, way: WayToDraw) -> None:
-        self.drawing = drawing
-        self.rows = rows
-        self.way = way
+    def __init__(
+        self, result: StepResult, plan: StepPlan, draws: DrawsOnHost, clock: StepClock, launched_at: float
+    ) -> None:
+        """`result`: without what is drawn."""
+        self._of_step = result
+        self._plan = plan
+        self._on_host = draws
+        self._clock = clock
+        self._launched_at = launched_at
+        self._lock = Lock()
+        self._result: StepResult | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._result is not None
+
+    def wait(self) -> StepResult:
+        """When it returns, the pages that the step wrote may be read by anybody. Raises where the device is lost."""
+        with self._lock:
+            if self._result is None:
+                tokens, is_finite = self._on_host.read()
+                self._result = self._read(tokens, is_finite)
+        return self._result
+
+    def settle(self) -> None:
+        """Rows learn nothing."""
+
+    def _read(self, tokens: torch.Tensor, is_finite: torch.Tensor) -> StepResult:
+        seconds, of_step, plan = self._clock.end(self._launched_at), self._of_step, self._plan
+        if plan.num_going_on == len(tokens) and bool(is_finite.all()):
+            return replace(of_step, decoded=tokens.numpy().astype("<u4").tobytes(), seconds=seconds)
+        pairs = zip(plan.items, tokens.tolist(), is_finite.tolist(), strict=True)
+        items = [
+            ItemResult(item.row, (Sampled(token),)) if ok else ItemResult(item.row, (), ItemOutcome.NOT_FINITE)
+            for item, token, ok in pairs
+        ]
+        return replace(of_step, items=tuple(items), seconds=seconds)

@@ -96,6 +96,13 @@ class ResidentRows:
         elif changes := self._changes(step):
             self._tell(changes)
 
+    def go_on(self) -> Int64s:
+        """The step has the rows of the one before, each one position on. Returns [n] keys of each of them."""
+        if self._new_pages:
+            self._tell(self._page_changes())
+        ends: Int64s = self._next[self._index] + 1
+        return ends
+
     def advance(self) -> None:
         """The device was given a step, in which each row draws a token."""
         self._next[self._index] += 1

@@ -15,6 +15,14 @@ from deltaserve.core.tokens import token_len
 _UINT32_LE = np.dtype("<u4")
 
 
+class DecodeRun:
+    """Rows that draw one token in step after step, and nobody on the host looks at them."""
+
+    def __init__(self, step: StepIndex) -> None:
+        self.step = step
+        """The last one that was launched."""
+
+
 class Row:
     """Tokens known so far (prompt and output) and what was drawn last."""
 
@@ -27,8 +35,9 @@ class Row:
         self._tokens: npt.NDArray[np.int64] = np.zeros(max_context_len + 1, np.int64)
         self._tokens[: self.num_known] = np.frombuffer(opened.tokens, _UINT32_LE)
         self._last: tuple[StepIndex, int] | None = None
-        self._unread: StepIndex | None = None
         self._on_device: StepIndex | None = None
+        self._run: DecodeRun | None = None
+        self._has_run = False
         self.way: WayToDraw | None = WayToDraw.of(opened.sampling, vocab_size)
         """How a recorded step draws for it; None: it cannot."""
         self._history: History | None = None
@@ -45,6 +54,8 @@ class Row:
     def give(self, start: int, tokens: npt.NDArray[np.int64]) -> None:
         """Tokens of positions [start, start + len) are these; later ones are not known any more."""
         end = start + len(tokens)
+        if start > self.num_known and self._has_run:  # what was drawn meanwhile is asked for by nobody
+            self.num_known = start
         if start > self.num_known:
             raise StateError(f"tokens from {start} on, but only {self.num_known} are known")
         if end <= self.num_known and (self._tokens[start:end] == tokens).all():
@@ -57,27 +68,31 @@ class Row:
 
     def draw(self, step: StepIndex, position: int, token: int) -> None:
         """`token` was drawn in `step` for `position`, by the host."""
-        self._on_device = None
+        self._on_device = self._run = None
         self._learn(step, position, token)
 
     def leave_unread(self, step: StepIndex) -> None:
         """A token is drawn in `step`, and stands in the device's memory only."""
-        self._unread = self._on_device = step
+        self._on_device, self._run = step, None
+
+    def join(self, run: DecodeRun) -> None:
+        """Tokens are drawn in every step of the run from now on, and stand in the device's memory only. The host does
+        not learn them."""
+        self._run, self._has_run = run, True
+
+    def leave(self, run: DecodeRun) -> None:
+        """The last step of the run was the row's last one in it."""
+        if self._run is run:
+            self._on_device, self._run = run.step, None
 
     def read(self, step: StepIndex, position: int, token: int | None) -> None:
         """`token` was drawn in `step`, which left it unread; None: its logits were not finite."""
-        if self._unread == step:
-            self._unread = None
         if token is not None:
             self._learn(step, position, token)
 
     def is_on_device(self, step: StepIndex) -> bool:
         """Whether the token that the device drew for the row last is that of `step`."""
-        return self._on_device == step
-
-    def is_unread(self, step: StepIndex) -> bool:
-        """Whether the device alone knows what was drawn in `step`."""
-        return self._unread == step
+        return step == (self._on_device if self._run is None else self._run.step)
 
     def drawn_in(self, step: StepIndex) -> int:
         """The token drawn in `step`; 0 when its logits were not finite: such a row's results are dropped."""
@@ -86,7 +101,7 @@ class Row:
         return self._last[1]
 
     def _learn(self, step: StepIndex, position: int, token: int) -> None:
-        if position == self.num_known and self._history is None:
+        if (position == self.num_known or self._has_run) and self._history is None:
             self._tokens[position] = token  # the common case of `give`, at a tenth of its time
             self.num_known = position + 1
         else:

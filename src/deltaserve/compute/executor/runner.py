@@ -18,7 +18,7 @@ from deltaserve.compute.collective.expert_group import Partners
 from deltaserve.compute.executor.inputs import StepInputs, num_draws, step_inputs
 from deltaserve.compute.executor.launched import AtOnce, DrawingItem, DrawsOnHost, Launched, StepClock
 from deltaserve.compute.executor.model_drafter import ModelDrafter
-from deltaserve.compute.executor.resident_decode import ResidentDecode
+from deltaserve.compute.executor.resident_decode import LaunchedRun, ResidentDecode
 from deltaserve.compute.executor.resident_rows import ResidentRows
 from deltaserve.compute.executor.row_state import Row
 from deltaserve.compute.executor.sampler import SampleRow, finite_rows, sample, token_logprobs
@@ -141,7 +141,7 @@ class TorchExecutor:
             self._guessing = ModelDrafter(head, self._attention, decoder.spec.draft_group, self._shard.rank, device)
         self._rows: dict[RowId, Row] = {}
         self._threads = StepThreads(native, sizes.least_threads, sizes.num_threads)
-        self._under_way: deque[Launched] = deque()
+        self._under_way: deque[Launched | LaunchedRun] = deque()
         self._resident = ResidentRows(self._tables, cache.num_pools, sizes.max_rows, device)
         self._clock = StepClock()
         self._graphs: StepGraphs | None = None
@@ -149,8 +149,8 @@ class TorchExecutor:
             recorder, rows = sizes.recorder(device), min(sizes.graph_rows, sizes.max_rows)
             self._graphs = make_step_graphs(decoder, self._attention, self._resident, rows, recorder)
         self._decode: ResidentDecode | None = None
-        if self._graphs is not None and self._is_alone:
-            self._decode = ResidentDecode(self._graphs, self._resident, decoder.spec.vocab_size)
+        if self._graphs is not None and self._is_alone and drafter is None:  # who guesses reads all that was drawn
+            self._decode = ResidentDecode(self._graphs, self._resident, decoder.spec.vocab_size, self._clock)
 
     @classmethod
     def load(
@@ -199,6 +199,8 @@ class TorchExecutor:
     def _execute(self, plan: StepPlan) -> StepResult:
         self._apply(plan)
         self._end_all()
+        if self._decode is not None:
+            self._decode.end_run()
         if not plan.items:
             return StepResult(plan.step, ())
         self._check_inputs(plan)
@@ -206,17 +208,19 @@ class TorchExecutor:
         return self._compute_or_fail(plan, inputs) if self._is_alone else self._compute(plan, inputs)
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Launched | AtOnce:
+    def launch(self, plan: StepPlan) -> Launched | LaunchedRun | AtOnce:
         """Begin a step as `execute` does, but it may return before the device has computed it. Steps end in their
         order."""
         while self._under_way and self._under_way[0].is_over:
             self._under_way.popleft().settle()
         launched_at = time.perf_counter()
-        if not self._may_stay_unread(plan):
+        is_next = self._decode is not None and self._decode.goes_on(plan)
+        if not is_next and not self._may_stay_unread(plan):
             return AtOnce(self.execute(plan))
         self._apply(plan)
         try:
-            launched = self._launch_decode(plan, launched_at) or self._enqueue(plan, launched_at)
+            of_run = None if self._decode is None else self._decode.launch(plan, self._rows, launched_at)
+            launched = of_run or self._enqueue(plan, launched_at)
         except Exception:
             _log.exception("step %d of %d tokens failed: its requests end", plan.step, plan.num_tokens)
         else:
@@ -224,18 +228,9 @@ class TorchExecutor:
             return launched
         self._end_all()
         self._resident.forget()
+        if self._decode is not None:
+            self._decode.end_run()
         return AtOnce(self._failed(plan))
-
-    def _launch_decode(self, plan: StepPlan, launched_at: float) -> Launched | None:
-        """Launch a step of rows that the device keeps. None: it is none, or none is recorded."""
-        step = None if self._decode is None else self._decode.step_of(plan, self._rows)
-        draws = None if step is None or self._decode is None else self._decode.draw(step)
-        if step is None or draws is None or self._decode is None:
-            return None
-        tokens_read = int(step.rows.starts.sum()) + len(step.drawing)
-        shared = self._decode.shared_tokens(step)
-        result = StepResult(plan.step, (), tokens_read, shared, is_typical=not self._has_recorded())
-        return Launched(result, step.drawing, DrawsOnHost.of(draws, self._device), self._clock, launched_at)
 
     def _has_recorded(self) -> bool:
         """Whether a step was recorded since this was asked last."""

@@ -7,7 +7,7 @@ step to step stands in the device's memory (resident_rows.py), and a step that d
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -136,6 +136,18 @@ class StepGraphs:
             return None
         self._rows.advance()
         return found.draws[:, : len(step.rows)]
+
+    def draw_again(self, before: DecodingRows, way: WayToDraw) -> Tensor | None:
+        """As `draw`, of the rows of the last step that was drawn, each one position on from there, who read together
+        what they read then."""
+        ends, number = self._rows.go_on(), bucket_of(len(before.rows), self._max_rows)
+        bucket = self._buckets.get(number)
+        if bucket is None or not bucket.attention.holds(ends):
+            return self.draw(replace(before, starts=ends - 1, given={}), way)
+        recorded, replay = bucket.replays[way]
+        replay()
+        self._rows.advance()
+        return recorded.draws[:, : len(before.rows)]
 
     def shared_tokens(self, num_rows: int) -> int:
         """Positions that the last step, of so many rows, did not read again because of sharing."""
