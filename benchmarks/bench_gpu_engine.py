@@ -26,7 +26,7 @@ from deltaserve.core.keys import extend_keys, seed_check, seed_key
 from deltaserve.core.sampling import SamplingParams
 from deltaserve.core.tokens import pack_u32
 from deltaserve.core.wire.codec import encode
-from deltaserve.core.wire.messages import Envelope, Facts, Finished, Heartbeat, Hello, Message, Submit, TokenRun, Tokens
+from deltaserve.core.wire.messages import Envelope, Facts, Finished, Heartbeat, Hello, Message, Submit, Tokens
 from deltaserve.launch.compose import worker_spec
 from deltaserve.launch.serve import prepare
 from deltaserve.process.children.mailbox import Mailbox
@@ -267,21 +267,24 @@ class OwnEngine:
 
     def _take(self, message: Message) -> None:
         match message:
-            case Tokens(runs=runs):
+            case Tokens(runs=runs, next=more):
                 for run in runs:
-                    self._take_tokens(run)
+                    self._take_tokens(run.room, run.start + len(run.tokens) // 4)
+                if more is not None:
+                    for place in more.places:
+                        self._take_tokens(place.room, place.start + more.ahead + 1)
             case Finished() as over:
                 answer = self._rooms.pop(over.room)
                 if over.finish is None:
                     raise EngineFailed(f"a request failed: {over.reason}: {over.message}")
                 answer.is_over = True
 
-    def _take_tokens(self, run: TokenRun) -> None:
-        answer = self._rooms[run.room]
+    def _take_tokens(self, room: bytes, output_len: int) -> None:
+        answer = self._rooms[room]
         answer.last_s = time.perf_counter() - answer.asked_at
         if answer.first_s is None:
             answer.first_s = answer.last_s
-        answer.output_len = run.start + len(run.tokens) // 4
+        answer.output_len = output_len
 
 
 def _frame(body: Message, to: Boot | None) -> FrameIn:
