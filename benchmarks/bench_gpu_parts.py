@@ -126,7 +126,18 @@ def tests(job: Job) -> None:
     """tests/gpu, with the failures by name."""
     found = job.scratch / "tests.xml"
     many = ["-n", "4", "--dist", "worksteal"] if (os.cpu_count() or 1) >= _MANY_CORES else ["-n", "0"]
-    command = [sys.executable, "-m", "pytest", "-q", "--no-header", *many, "tests/gpu", f"--junitxml={found}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--no-header",
+        "-p",
+        "no:benchmark",
+        *many,
+        "tests/gpu",
+        f"--junitxml={found}",
+    ]
     with (job.scratch / "tests.log").open("wb") as output:
         code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, check=False).returncode
     if not found.exists():

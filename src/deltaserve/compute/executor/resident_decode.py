@@ -34,7 +34,7 @@ class _Run:
     """Steps of the same rows, one after the other."""
 
     rows: DecodingRows
-    """Of the first step."""
+    """Rows as the first step had them."""
     held: tuple[Row, ...]
     way: WayToDraw
     steps: DecodeRun
