@@ -226,8 +226,8 @@ MUTANTS = (
         "no_page_behind_a_step",
         "C11",
         _STEPS,
-        "of_places(r, decoding.position(r) + 1 - r.num_tokens)",
-        "of_places(r, decoding.position(r) - r.num_tokens)",
+        "if lacks_page := self._running.decoding.lacking():",
+        "if lacks_page := self._running.decoding.lacking()[:0]:",
     ),
     Mutant(
         "retracted_keeps_count",
@@ -881,7 +881,7 @@ MUTANTS = (
     # who drives an engine
     Mutant("actions_out_of_order", "D2", _DRIVER, "[*self.engine.turn(now)]", "[*reversed(self.engine.turn(now))]"),
     Mutant("successor_keeps_the_boot", "D3", _DRIVER, "        self._boot = self._next_boot(self._boot)\n", ""),
-    Mutant("rest_is_not_told", "D5", _DRIVER, "elif not self._plans and not self._is_resting:", "elif False:"),
+    Mutant("rest_is_not_told", "D5", _DRIVER, "if not self._plans and not self._is_resting:", "if False:"),
     Mutant("open_ticket_is_not_told", "D6", _DRIVER, "yield Polling(is_active)", "yield Polling(is_active=False)"),
     # how a transfer thread works
     Mutant("orders_out_of_order", "D7", _TURNS, "for order in orders:", "for order in reversed(orders):"),

@@ -28,6 +28,8 @@ LEAST_DRAIN_S = 0.7
 """A writer that drains says so twice a second: whoever waits less takes it for silent."""
 _SPECULATES = 0.25
 """Share of runs in which guesses at the next tokens, right ones and wrong ones, are verified."""
+_OVERLAPS_DEEPLY = 0.5
+"""How often, of those, two steps are planned behind the one that computes."""
 _OVERLAPS = 0.4
 """Share of runs in which steps are planned while others compute."""
 _PLANS_LATE = 0.3
@@ -153,7 +155,8 @@ def draw_knobs(seed: int) -> Knobs:
     """Conditions drawn from the seed: equal seeds, equal knobs."""
     knobs, chance = _draw(seed), Chance(seed, "drafts")
     if Chance(seed, "overlap").hits(_OVERLAPS):
-        knobs = replace(knobs, shape=replace(knobs.shape, steps_ahead=1))
+        depth = 2 if Chance(seed, "depth of overlap").hits(_OVERLAPS_DEEPLY) else 1
+        knobs = replace(knobs, shape=replace(knobs.shape, steps_ahead=depth))
     moments = Chance(seed, "moments of plans")
     if knobs.sick is None and moments.hits(_PLANS_LATE):
         # Behind shorter steps than that nothing is planned: see StepPace.
