@@ -25,7 +25,8 @@ from deltaserve.launch.compose import free_port
 
 UNIFIED = ("--disaggregation-mode", "null")
 _READY = "serving at "
-_READY_WAIT_S = 120.0
+_READY_WAIT_S = 1800.0
+"""As `--start-timeout-s` has it; a part has a limit of its own."""
 _STOP_WAIT_S = 20.0
 _ANSWER_WAIT_S = 300.0
 _LEAD_S = 0.2
