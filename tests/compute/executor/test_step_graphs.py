@@ -360,19 +360,19 @@ class Drawing(NamedTuple):
         rows = [SampleRow(row, place, None) for place, row in enumerate(rules)]
         return cls(rules, logits, [draw.token for draw in sample(logits.float(), rows)])
 
-    def check(self, make: MakeDraws) -> None:
+    def check(self, make: MakeDraws, device: str = "cpu") -> None:
         vocab_size = self.logits.shape[1]
         ways = [WayToDraw.of(params, vocab_size) for params in self.rules]
         assert set(ways) == set(WayToDraw)
         padded = torch.cat((self.logits, torch.full((30, 5), 1e4).to(self.logits)), 1)  # rows that fill up a share
-        lines = torch.arange(30).flip(0)
+        padded, lines = padded.to(device), torch.arange(30, device=device).flip(0)
         for way in WayToDraw:
-            rows = ResidentRows(PageTable(1, 30, 1), 1, 30, torch.device("cpu"))
+            rows = ResidentRows(PageTable(1, 30, 1), 1, 30, torch.device(device))
             for line, (params, own) in enumerate(zip(self.rules, ways, strict=True)):
                 assert own is not None
-                rows.rules[29 - line] = torch.from_numpy(packed_rules(params, 5, own, vocab_size))
+                rows.rules[29 - line] = torch.from_numpy(packed_rules(params, 5, own, vocab_size)).to(device)
                 rows.positions[29 - line] = line + 4
-            draws = torch.zeros((2, 30), dtype=torch.int64)
+            draws = torch.zeros((2, 30), dtype=torch.int64, device=device)
             make(rows, 30, vocab_size, way).draw(padded, lines, draws)
             of_way = [index for index, own in enumerate(ways) if own is not None and own <= way]
             assert [int(draws[0, index]) for index in of_way] == [self.want[index] for index in of_way], way
