@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ from deltaserve.settings.resolve import (
     of_one_context,
     resolve,
 )
+from deltaserve.transports.local import kind as local_kind
 
 MIB = 1 << 20
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1}
@@ -423,6 +425,29 @@ def test_local_transfers_are_between_workers_of_one_serve(machine: MachineFacts)
     assert resolved(machine=machine).transfer_backend == "nixl"
     with pytest.raises(ConfigError, match="backend local: only between workers of one `deltaserve serve`"):
         resolved(machine=machine, disaggregation=local)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_gpus_that_do_not_reach_each_other_take_another_transport(
+    num_gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages of one GPU are copied there in any case; a CPU's are no matter of GPUs."""
+    cut_off = dataclasses.replace(
+        local_kind.KIND, gpu_problem=lambda num: "cuda:0 does not reach cuda:1" if num > 1 else None
+    )
+    monkeypatch.setattr(local_kind, "KIND", cut_off)
+    transports = transport_facts(in_one_serve=True, num_gpus=num_gpus)
+    on_gpus = dataclasses.replace(CUDA, num_ranks=2, num_devices=num_gpus, transports=transports)
+    assert resolved(machine=on_gpus).transfer_backend == ("local" if num_gpus == 1 else "nixl")
+    on_cpu = dataclasses.replace(MACHINE, transports=transports)
+    assert resolved(machine=on_cpu).transfer_backend == "local"
+
+
+def test_one_gpu_needs_no_driver_to_be_asked() -> None:
+    assert local_kind.KIND.gpu_problem(1) is None
+    if not torch.cuda.is_available():
+        said = local_kind.KIND.gpu_problem(2)
+        assert said is not None and "libcuda" in said
 
 
 def test_a_transport_that_reads_no_tls_is_not_chosen_where_one_is_given() -> None:

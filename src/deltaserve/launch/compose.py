@@ -63,7 +63,7 @@ from deltaserve.settings.resolve import (
     of_one_context,
     resolve,
 )
-from deltaserve.transports.registry import transport_kind, transport_kinds
+from deltaserve.transports.registry import TransportKind, transport_kind, transport_kinds
 
 _PORTS = range(20_000, 32_000, 2)
 """Below those that Linux chooses from (net.ipv4.ip_local_port_range): it gives none of them to anybody unasked."""
@@ -229,14 +229,24 @@ def machine_facts(settings: Settings, num_ranks: int) -> MachineFacts:
     )
 
 
-def transport_facts(in_one_serve: bool = False) -> dict[str, TransportFacts]:
-    """Transports for workers that one `serve` starts on this machine, or else for workers with peers anywhere."""
+def transport_facts(in_one_serve: bool = False, num_gpus: int = 1) -> dict[str, TransportFacts]:
+    """Transports for workers that one `serve` starts on this machine, on `num_gpus` where they compute on GPUs, or else
+    for workers with peers anywhere."""
     return {
         kind.name: TransportFacts(
-            kind.tls, kind.limits, (in_one_serve or not kind.is_for_one_serve) and kind.machine_problem() is None
+            _devices_of(kind, num_gpus),
+            kind.limits,
+            (in_one_serve or not kind.is_for_one_serve) and kind.machine_problem() is None,
         )
         for kind in transport_kinds()
     }
+
+
+def _devices_of(kind: TransportKind, num_gpus: int) -> Mapping[str, str]:
+    """Its `tls`, without GPUs that it cannot move bytes between."""
+    if "cuda" not in kind.tls or kind.gpu_problem(num_gpus) is None:
+        return kind.tls
+    return {device: tls for device, tls in kind.tls.items() if device != "cuda"}
 
 
 def _visible_device() -> Device:
@@ -319,9 +329,10 @@ def resolve_settings(settings: Settings, checkpoint: Checkpoint) -> dict[Role, R
     roles = [role for _, role in worker_names(settings)]
     facts = {role: divided(settings, checkpoint, role) for role in dict.fromkeys(roles)}
     num_ranks = sum(facts[role].tp_size for role in roles)
+    here = machine_facts(settings, num_ranks)
     machine = replace(
-        machine_facts(settings, num_ranks),
-        transports=transport_facts(in_one_serve=True),
+        here,
+        transports=transport_facts(in_one_serve=True, num_gpus=here.num_devices),
         lends_cores=1 < len(roles) == num_ranks,  # ranks of one worker must have equally many threads
     )
     all_shares = sum(_CORE_SHARES[role] * facts[role].tp_size for role in roles)

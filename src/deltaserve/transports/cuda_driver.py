@@ -48,6 +48,7 @@ class _Access(ctypes.Structure):
 _CALLS: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
     "cuDeviceGet": (POINTER(c_int), c_int),
+    "cuDeviceCanAccessPeer": (POINTER(c_int), c_int, c_int),
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
     "cuMemGetAllocationGranularity": (POINTER(c_size_t), POINTER(_Properties), c_int),
     "cuMemCreate": (POINTER(c_uint64), c_size_t, POINTER(_Properties), c_uint64),
@@ -60,6 +61,43 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cuMemAddressFree": (c_uint64, c_size_t),
     "cuMemRelease": (c_uint64,),
 }
+
+
+class CudaLibrary:
+    """The driver's library. Nothing is allocated, and no context made."""
+
+    def __init__(self) -> None:
+        """Raises CudaError."""
+        try:
+            self._library = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise CudaError(f"CUDA's driver library: {error}") from None
+        for name, types in _CALLS.items():
+            self._function(name).argtypes = types
+        self.call("cuInit", 0)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Raises CudaError."""
+        status = self._function(name)(*arguments)
+        if status:
+            text = c_char_p()
+            self._function("cuGetErrorString")(status, byref(text))
+            raise CudaError(f"{name}: {(text.value or b'').decode(errors='replace') or status}")
+
+    def device(self, ordinal: int) -> int:
+        """The driver's number of a device. `ordinal`: as torch counts. Raises CudaError."""
+        found = c_int()
+        self.call("cuDeviceGet", byref(found), ordinal)
+        return found.value
+
+    def reaches(self, ordinal: int, other: int) -> bool:
+        """Whether a device reads another one's memory. Raises CudaError."""
+        can = c_int()
+        self.call("cuDeviceCanAccessPeer", byref(can), self.device(ordinal), self.device(other))
+        return bool(can.value)
+
+    def _function(self, name: str) -> Any:
+        return getattr(self._library, name)
 
 
 class CudaMapping:
@@ -80,32 +118,17 @@ class CudaMapping:
 
 
 class CudaDriver:
-    """The driver library, for one device. The process has a context on it."""
+    """The driver, for one device. The process has a context on it."""
 
     def __init__(self, ordinal: int) -> None:
         """`ordinal`: as torch counts. Raises CudaError."""
-        try:
-            self._library = ctypes.CDLL("libcuda.so.1")
-        except OSError as error:
-            raise CudaError(f"CUDA's driver library: {error}") from None
-        for name, types in _CALLS.items():
-            self._function(name).argtypes = types
-        self.call("cuInit", 0)
-        device = c_int()
-        self.call("cuDeviceGet", byref(device), ordinal)
-        self._location = _Location(_ON_DEVICE, device.value)
+        library = CudaLibrary()
+        self.call = library.call
+        self._location = _Location(_ON_DEVICE, library.device(ordinal))
         self._properties = _Properties(_PINNED, _AS_FILE, self._location)
         granularity = c_size_t()
         self.call("cuMemGetAllocationGranularity", byref(granularity), byref(self._properties), 0)
         self._granularity = granularity.value
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Raises CudaError."""
-        status = self._function(name)(*arguments)
-        if status:
-            text = c_char_p()
-            self._function("cuGetErrorString")(status, byref(text))
-            raise CudaError(f"{name}: {(text.value or b'').decode(errors='replace') or status}")
 
     def allocate(self, num_bytes: int) -> tuple[CudaMapping, int]:
         """Memory with any content, and a descriptor of it, which the caller closes. Raises CudaError."""
@@ -160,6 +183,3 @@ class CudaDriver:
 
     def _rounded(self, num_bytes: int) -> int:
         return -(-num_bytes // self._granularity) * self._granularity
-
-    def _function(self, name: str) -> Any:
-        return getattr(self._library, name)

@@ -88,6 +88,11 @@ def need_nothing() -> str | None:
     return None
 
 
+def need_no_reach(num_gpus: int) -> str | None:
+    """Memory of GPUs goes through the host."""
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportKind:
     """One transport, and all that the rest of the server must know of it before it is there."""
@@ -123,6 +128,8 @@ class TransportKind:
     """Variables that the process must have before it starts: its library reads them when it is loaded."""
     machine_problem: Callable[[], str | None] = need_nothing
     """Why it cannot move bytes on this machine, as far as that is known without trying; None: it can."""
+    gpu_problem: Callable[[int], str | None] = need_no_reach
+    """Why it cannot move bytes between the first so many GPUs of this process; None: it can."""
 
 
 def transport_kind(name: str) -> TransportKind:
