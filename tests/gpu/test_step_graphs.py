@@ -63,6 +63,26 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(recorder: GraphRecorde
     assert int((numbers + 1).sum()) == 36
 
 
+def test_graphs_that_are_garbage_do_not_end_a_capture(recorder: GraphRecorder) -> None:
+    """Python's collector would free them in the middle of it: CUDA permits no such call then."""
+    numbers, found = torch.arange(8, device="cuda"), torch.zeros(8, device="cuda", dtype=torch.int64)
+
+    def double() -> None:
+        for _ in range(2000):  # containers enough for the collector to begin
+            _ = [[], {}]
+        kept: list[list[int]] = [[] for _ in range(5000)]
+        found.copy_(numbers * 2)
+        assert len(kept) == 5000
+
+    for _ in range(5):
+        cycle: list[object] = [recorder.record(double)]
+        cycle.append(cycle)
+        del cycle
+        replay = recorder.record(double)
+    replay()
+    assert found.tolist() == [2 * number for number in range(8)]
+
+
 def test_other_threads_may_use_the_device_meanwhile(recorder: GraphRecorder) -> None:
     ends, numbers, found = Event(), torch.arange(8, device="cuda"), torch.zeros(8, device="cuda")
 

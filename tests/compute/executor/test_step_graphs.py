@@ -318,6 +318,21 @@ def test_where_a_recording_fails_steps_go_on_without(caplog: pytest.LogCaptureFi
     ]
 
 
+def test_a_recording_that_fails_leaves_rows_where_they_stood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have computed the step: another that reads the tokens drawn before it must find those."""
+    replaying = Replaying.of(4)
+
+    def fail(run: Callable[[], None]) -> Callable[[], None]:
+        run()
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(replaying.recorder, "record", fail)
+    drawn = replaying.rows.last_drawn.clone()
+    assert replaying.draw({0: 3, 2: 5}, {}) is None
+    assert replaying.rows.last_drawn.equal(drawn)
+    assert replaying.rows.positions[[0, 2]].tolist() == [3, 5]
+
+
 # ---------------------------------------------------------------- draws on the device
 
 

@@ -184,15 +184,18 @@ class StepGraphs:
         return made
 
     def _record(self, bucket: _Bucket, number: int, way: WayToDraw | None) -> tuple[_RecordedStep, Callable[[], None]]:
-        """To record a step may compute it: rows are put back to where they stand before it."""
+        """To record a step may compute it, and so may a recording that fails: rows are put back to where they stand
+        before it."""
         rows = self._rows
         self._num_recorded += 1
         kept = [(tensor, tensor.clone()) for tensor in (rows.positions, rows.last_drawn)]
         drawing = None if way is None else self._make_draws(rows, number, self._decoder.spec.vocab_size, way)
         recorded = _RecordedStep(self._decoder, rows, number, bucket.attention, drawing)
-        bucket.replays[way] = recorded, self._recorder.record(recorded.run)
-        for tensor, values in kept:
-            tensor.copy_(values)
+        try:
+            bucket.replays[way] = recorded, self._recorder.record(recorded.run)
+        finally:
+            for tensor, values in kept:
+                tensor.copy_(values)
         _log.debug("CUDA graphs: a step of %d rows is recorded", number)
         return bucket.replays[way]
 

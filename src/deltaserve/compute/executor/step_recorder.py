@@ -4,6 +4,7 @@ A decode step of a small model is hundreds of launches of a few microseconds eac
 Python than to compute. A graph is one launch for all of them (as in vLLM, SGLang and TensorRT-LLM).
 """
 
+import gc
 from collections.abc import Callable
 from typing import Protocol
 
@@ -37,14 +38,26 @@ class GraphRecorder:
         """Waits for the device, as memory is given back to it before a capture."""
         calling = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(calling)
-        with torch.cuda.stream(self._stream):  # a capture that fails leaves its own such context open
-            run()  # compiles and loads kernels, and libraries take their memory: a capture may do neither
-            graph = torch.cuda.CUDAGraph()
-            # Other threads wait for events and copy pages meanwhile: what they ask of CUDA must not end the capture.
+        try:
+            with torch.cuda.stream(self._stream):  # a capture that fails leaves its own such context open
+                run()  # compiles and loads kernels, and libraries take their memory: a capture may do neither
+                graph = torch.cuda.CUDAGraph()
+                self._capture(graph, run)
+        finally:  # what follows stands behind what `run` did, also where the capture failed
+            calling.wait_stream(self._stream)
+        return graph.replay
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, run: Callable[[], None]) -> None:
+        """Other threads wait for events and copy pages meanwhile: what they ask of CUDA must not end the capture. Nor
+        may Python's collector: a graph that it frees in this thread meanwhile is such a call."""
+        collects = gc.isenabled()
+        gc.disable()
+        try:
             with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                 run()
-        calling.wait_stream(self._stream)
-        return graph.replay
+        finally:
+            if collects:
+                gc.enable()
 
 
 def recorder_of(device: torch.device) -> StepRecorder | None:
