@@ -283,6 +283,28 @@ def test_pages_are_told_as_the_tables_are_then() -> None:
         assert rows.on_device(1).tables[pool][:3].tolist() == tables.table(PoolId(pool)).tolist()
 
 
+@pytest.mark.parametrize("part", ["rules", "pages", "positions"])
+def test_what_was_lost_on_its_way_is_told_again(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a failed step was to tell is taken for known: another request's pages or rules would be used."""
+    tables = PageTable(1, 3, 9)
+    rows = ResidentRows(tables, 1, 3, torch.device("cpu"))
+    rules = packed_rules(SamplingParams(max_tokens=9, seed=5, temperature=0.5), 2, WayToDraw.FREE, VOCAB)
+    update = PageUpdate(RowId(1), PoolId(0), 2, (PageId(7), PageId(8)))
+    rows.open(RowId(1), rules)
+    tables.write(PoolId(0), 1, 2, update.pages)
+    rows.write_pages([update])
+    step = DecodingRows((RowId(1),), np.array([4]), {RowId(1): 1}, (), 16)
+    with monkeypatch.context() as broken:
+        broken.setattr(rows, "_tell", lambda changes: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            rows.prepare(step)
+    rows.forget()
+    rows.prepare(step)
+    found = {"rules": rows.rules[1], "pages": rows.on_device(1).tables[0][1], "positions": rows.positions[1:2]}[part]
+    want = {"rules": rules, "pages": tables.table(PoolId(0))[1], "positions": np.array([4])}[part]
+    assert found.tolist() == want.tolist()
+
+
 def test_a_step_that_needs_more_room_is_recorded_again() -> None:
     graphs, _, rooms, recorder = Replaying.of(4)
     for position in (3, 3, 4, 7, 100, 3):

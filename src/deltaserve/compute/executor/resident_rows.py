@@ -70,8 +70,11 @@ class ResidentRows:
         """Rows of the last step that was told of."""
         self._index = np.zeros(0, np.int64)  # `_rows` as an array
         self._next = np.zeros(num_lines, np.int64)  # `positions`, once the device has done what it was given
-        self._new_rules: dict[RowId, Int64s] = {}
+        self._rules_of_host = np.tile(idle_rules(), (num_lines, 1))  # what `rules` are then
+        self._new_rules: set[RowId] = set()
         self._new_pages: list[PageUpdate] = []
+        self._knows_pages = True
+        """Whether the device has all pages but the new ones."""
 
     def on_device(self, num_rows: int) -> RowsOnDevice:
         """Where the device finds the rows of a step of at most so many."""
@@ -79,7 +82,8 @@ class ResidentRows:
 
     def open(self, row: RowId, rules: Int64s) -> None:
         """Another request has the row; `rules` [NUM_RULES]."""
-        self._new_rules[row] = rules
+        self._rules_of_host[row] = rules
+        self._new_rules.add(row)
 
     def write_pages(self, updates: Iterable[PageUpdate]) -> None:
         """The host's tables have new pages."""
@@ -98,7 +102,7 @@ class ResidentRows:
 
     def go_on(self) -> Int64s:
         """The step has the rows of the one before, each one position on. Returns [n] keys of each of them."""
-        if self._new_pages:
+        if self._has_new_pages:
             self._tell(self._page_changes())
         ends: Int64s = self._next[self._index] + 1
         return ends
@@ -108,8 +112,11 @@ class ResidentRows:
         self._next[self._index] += 1
 
     def forget(self) -> None:
-        """A step failed: what the device has of it is not known."""
+        """A step failed: what the device has of it, or was told before it, is not known. It is told all of it anew."""
+        self._rows, self._index = (), np.zeros(0, np.int64)
         self._next.fill(_UNKNOWN)
+        self._new_rules = set(map(RowId, range(self._max_rows)))
+        self._knows_pages = False
 
     def _changes(self, step: DecodingRows) -> list[_LineChange]:
         changes = []
@@ -121,16 +128,24 @@ class ResidentRows:
             changes.append(_LineChange(self.last_drawn, rows, tokens))
         if self._new_rules:
             lines = np.array(list(self._new_rules), np.int64)
-            changes.append(_LineChange(self.rules, lines, np.stack(list(self._new_rules.values()))))
-            self._new_rules.clear()
-        if self._new_pages:
+            changes.append(_LineChange(self.rules, lines, self._rules_of_host[lines]))
+            self._new_rules = set()
+        if self._has_new_pages:
             changes += self._page_changes()
         return changes
+
+    @property
+    def _has_new_pages(self) -> bool:
+        return bool(self._new_pages) or not self._knows_pages
 
     def _page_changes(self) -> list[_LineChange]:
         """As the tables are now: what was written more than once has the same value each time."""
         changes = []
         for pool, table in enumerate(self._of_host):
+            if not self._knows_pages:
+                places = np.arange(table.size)
+                changes.append(_LineChange(self._tables[pool].view(-1), places, table.reshape(-1).astype(np.int64)))
+                continue
             updates = [update for update in self._new_pages if update.pool == pool]
             if updates:
                 width = table.shape[1]
@@ -140,7 +155,7 @@ class ResidentRows:
                 changes.append(
                     _LineChange(self._tables[pool].view(-1), places, table.reshape(-1)[places].astype(np.int64))
                 )
-        self._new_pages.clear()
+        self._new_pages, self._knows_pages = [], True
         return changes
 
     def _tell(self, changes: list[_LineChange]) -> None:

@@ -227,9 +227,6 @@ class TorchExecutor:
             self._under_way.append(launched)
             return launched
         self._end_all()
-        self._resident.forget()
-        if self._decode is not None:
-            self._decode.end_run()
         return AtOnce(self._failed(plan))
 
     def _has_recorded(self) -> bool:
@@ -305,6 +302,9 @@ class TorchExecutor:
     def _failed(self, plan: StepPlan) -> StepResult:
         """Results of a failed step. Not to be called from the handler of what failed: the exception holds the
         tensors of the step."""
+        self._resident.forget()
+        if self._decode is not None:
+            self._decode.end_run()
         self._attention.free_scratch()
         self._wait_for_device()
         if self._device.type == "cuda":
