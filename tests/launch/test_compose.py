@@ -10,7 +10,7 @@ from deltaserve.compute.native.core_share import CoreShare
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.launch import compose
-from deltaserve.launch.compose import Checkpoint, free_port, free_ports, machine_facts, resolve_settings
+from deltaserve.launch.compose import Checkpoint, free_port, free_ports, machine_facts, resolve_settings, worker_spec
 from deltaserve.settings.config import Settings
 from tests.ports import taken
 
@@ -141,3 +141,16 @@ def test_a_port_that_somebody_has_is_not_free(offset: int, monkeypatch: pytest.M
     with taken(port + offset), pytest.raises(ConfigError, match="no 1 free ports"):
         free_port()
     assert free_port() == port
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_ahead"),
+    [({}, 1), ({"steps_ahead": 4}, 3), ({"steps_ahead": 4, "disable_overlap_schedule": True}, 0)],
+)
+def test_steps_under_way(flags: dict[str, int], num_ahead: int, tmp_path: Path) -> None:
+    model = Path(__file__).parents[2] / "models/recall-micro"
+    settings = Settings.model_validate({"model": {"model_path": str(model), "device": "cpu"}, "scheduling": flags})
+    checkpoint = Checkpoint.open(str(model))
+    resolved = resolve_settings(settings, checkpoint)[Role.DECODE]
+    spec = worker_spec("decode-0", Role.DECODE, settings, checkpoint, resolved, tmp_path / "secret")
+    assert spec.options.sched.num_ahead == num_ahead

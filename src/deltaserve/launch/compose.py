@@ -478,7 +478,7 @@ def _sched_options(role: Role, settings: Settings, resolved: ResolvedConfig) -> 
         step_target_s=None if scheduling.itl_target_ms is None else scheduling.itl_target_ms / 1000,
         max_drafts=max_drafts(settings),
         draft_policy=settings.speculation.speculative_policy,
-        num_ahead=0 if scheduling.disable_overlap_schedule else 1,
+        num_ahead=0 if scheduling.disable_overlap_schedule else scheduling.steps_ahead - 1,
         state_interval_len=settings.memory.mamba_track_interval,
         radix_cache=_has_radix_cache(role, settings),
     )

@@ -57,6 +57,7 @@ Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS, description="an integer >= 1")]
 CountOrNone = Annotated[int, Field(ge=0, le=MAX_TOKENS, description="an integer >= 0")]
 Rows = Annotated[int, Field(ge=1, le=65_536, description="an integer from 1 to 65536")]
+StepsAhead = Annotated[int, Field(ge=1, le=8, description="an integer from 1 to 8")]
 Threads = Annotated[int, Field(ge=1, le=1024, description="an integer from 1 to 1024")]
 Workers = Annotated[int, Field(ge=1, le=MAX_WORKERS, description=f"an integer from 1 to {MAX_WORKERS}")]
 Ranks = Annotated[int, Field(ge=1, le=64, description="an integer from 1 to 64")]
@@ -352,6 +353,13 @@ class SchedulingSettings(Group):
     disable_overlap_schedule: bool = option(
         False,
         "plan a step when the one before it is over, not while it computes; steps of prompts always are",
+        commands=COMPUTING,
+        use="rare",
+    )
+    steps_ahead: StepsAhead = option(
+        2,
+        "steps of decoding that are under way at most, the one that computes among them; more hide a slow host from a "
+        "quick device, and a request that ends by a stop token computes as many tokens in vain",
         commands=COMPUTING,
         use="rare",
     )

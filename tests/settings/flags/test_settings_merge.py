@@ -54,6 +54,7 @@ EXAMPLES: dict[str, str] = {
     "decode-num-threads": "1",
     "itl-target-ms": "25.5",
     "disable-overlap-schedule": "true",
+    "steps-ahead": "3",
     "enable-deterministic-inference": "true",
     "max-queued-requests": "12",
     "default-max-tokens": "2048",
