@@ -1,11 +1,14 @@
 """Steps before anybody waits for one: which they are, and that nothing is left of them."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from deltaserve.compute.executor import warm_up as warm_up_steps
 from deltaserve.compute.executor.step_graphs import bucket_of
 from deltaserve.compute.executor.warm_up import WarmUp, warm_up
 from deltaserve.control.sched.plan import ItemOutcome, ItemResult, StepPlan, StepResult
@@ -134,7 +137,8 @@ def check_first_requests(folder: Path) -> None:
     want = decode_together(EagerDriver(folder))
     tape = StepTape()
     driver = Launching(folder, tape)
-    warm(driver, lambda plan: driver.executor.launch(plan).wait())
+    with patch.object(warm_up_steps, "DECODE_BUDGET_S", math.inf):  # kernels are interpreted: each step takes a second
+        warm(driver, lambda plan: driver.executor.launch(plan).wait())
     num_warm = tape.num_recorded
     assert num_warm == 3 * 3  # 4, 2 and 1 rows, by each way to draw
     assert decode_together(driver).tokens == want.tokens
