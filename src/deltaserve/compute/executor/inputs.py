@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from deltaserve.compute.attention.attention import Batch, Query, Shared
 from deltaserve.compute.executor.row_state import Row
-from deltaserve.control.sched.plan import PlanItem, StepPlan, TokenOf, TokenValues
+from deltaserve.control.sched.plan import PlanItem, SharedRun, StepPlan, TokenOf, TokenValues
 from deltaserve.core.ids import RowId
 
 _UINT32_LE = np.dtype("<u4")
@@ -53,10 +53,7 @@ def step_inputs(plan: StepPlan, rows: Mapping[RowId, Row]) -> StepInputs:
     tokens = np.concatenate([_item_tokens(item, rows[item.row]) for item in plan.items])
     starts = np.cumsum([0, *(item.q_len for item in plan.items)])
     unread = [index for index, item in enumerate(plan.items) if _is_unread(item, rows[item.row])]
-    places = {item.row: index for index, item in enumerate(plan.items)}
-    shared = tuple(
-        Shared(run.start, run.end, tuple(places[row] for row in run.rows if row in places)) for run in plan.work.shared
-    )
+    shared = shared_of([item.row for item in plan.items], plan.work.shared)
     queries = tuple(Query(item.row, item.q_start, item.q_len) for item in plan.items)
     undecided = tuple(index for index, item in enumerate(plan.items) if item.num_drafts)
     batch = Batch(queries, plan.work.split_tokens, shared, undecided)
@@ -67,6 +64,17 @@ def step_inputs(plan: StepPlan, rows: Mapping[RowId, Row]) -> StepInputs:
         wanted=_wanted(plan.items, batch),
         unread=UnreadTokens(starts[unread], np.array([plan.items[index].row for index in unread], np.int64)),
     )
+
+
+def shared_of(rows: Sequence[RowId], runs: Sequence[SharedRun]) -> tuple[Shared, ...]:
+    """Runs by the places of their rows among those of the step; of others nothing is read."""
+    places = {row: index for index, row in enumerate(rows)}
+    return tuple(Shared(run.start, run.end, tuple([places[r] for r in run.rows if r in places])) for run in runs)
+
+
+def wants_more(item: PlanItem) -> bool:
+    """Whether more than a token is asked of it: guesses, features, or log-probabilities of its prompt."""
+    return bool(item.num_drafts or item.wanted_drafts or item.wants_features or item.wants_prompt_logprobs)
 
 
 def _wanted(items: Sequence[PlanItem], batch: Batch) -> Wanted:

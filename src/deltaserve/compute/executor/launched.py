@@ -110,11 +110,12 @@ class Launched:
 
     def _read(self) -> StepResult:
         found = {one.item.row: token for one, token in zip(self._drawing, self._tokens, strict=True)}
-        items = [_drawn(item.row, found[item.row]) if item.row in found else item for item in self._of_step.items]
+        items = [drawn_result(item.row, found[item.row]) if item.row in found else item for item in self._of_step.items]
         return replace(self._of_step, items=tuple(items), seconds=self._clock.end(self._launched_at))
 
 
-def _drawn(row: RowId, token: int | None) -> ItemResult:
+def drawn_result(row: RowId, token: int | None) -> ItemResult:
+    """The answer to an item that drew one token; None: its logits are not finite."""
     return ItemResult(row, (), ItemOutcome.NOT_FINITE) if token is None else ItemResult(row, (Sampled(token),))
 
 

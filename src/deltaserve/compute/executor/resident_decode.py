@@ -7,19 +7,16 @@ from threading import Lock
 import numpy as np
 import torch
 
-from deltaserve.compute.attention.attention import Shared
-from deltaserve.compute.executor.launched import DrawingItem, DrawsOnHost, StepClock
+from deltaserve.compute.executor.inputs import shared_of, wants_more
+from deltaserve.compute.executor.launched import DrawingItem, DrawsOnHost, StepClock, drawn_result
 from deltaserve.compute.executor.resident_rows import DecodingRows, ResidentRows
 from deltaserve.compute.executor.row_rules import WayToDraw, packed_rules
 from deltaserve.compute.executor.row_state import DecodeRun, Row
 from deltaserve.compute.executor.step_graphs import StepGraphs
 from deltaserve.control.sched.plan import (
     DecodePart,
-    ItemOutcome,
-    ItemResult,
     PlanItem,
     RowOpen,
-    Sampled,
     SharedRun,
     StepPlan,
     StepResult,
@@ -113,7 +110,7 @@ class ResidentDecode:
         drawing, given, way = [], {}, WayToDraw.LARGEST
         for item in plan.items:
             row = rows[item.row]
-            if row.way is None or item.q_len != 1 or not item.samples or _wants_more(item):
+            if row.way is None or item.q_len != 1 or not item.samples or wants_more(item):
                 return None
             way = max(way, row.way)
             drawing.append(DrawingItem(item, row))
@@ -124,7 +121,7 @@ class ResidentDecode:
             return None
         lines = tuple([one.item.row for one in drawing])
         starts = np.array([one.item.q_start for one in drawing], np.int64)
-        of_rows = DecodingRows(lines, starts, given, _shared(lines, plan.work.shared), plan.work.split_tokens)
+        of_rows = DecodingRows(lines, starts, given, shared_of(lines, plan.work.shared), plan.work.split_tokens)
         return _Run(
             of_rows,
             held=tuple([one.row for one in drawing]),
@@ -145,15 +142,6 @@ class ResidentDecode:
             raise StateError(f"token {token} of row {item.row} is beyond the vocabulary of {self._vocab_size}")
         row.give(item.q_start, np.array([token], np.int64))
         return token
-
-
-def _shared(lines: tuple[RowId, ...], runs: tuple[SharedRun, ...]) -> tuple[Shared, ...]:
-    places = {row: index for index, row in enumerate(lines)}
-    return tuple(Shared(run.start, run.end, tuple([places[r] for r in run.rows if r in places])) for run in runs)
-
-
-def _wants_more(item: PlanItem) -> bool:
-    return bool(item.num_drafts or item.wanted_drafts or item.wants_features or item.wants_prompt_logprobs)
 
 
 class LaunchedRun:
@@ -191,8 +179,5 @@ class LaunchedRun:
         if plan.num_going_on == len(tokens) and bool(is_finite.all()):
             return replace(of_step, decoded=tokens.numpy().astype("<u4").tobytes(), seconds=seconds)
         pairs = zip(plan.items, tokens.tolist(), is_finite.tolist(), strict=True)
-        items = [
-            ItemResult(item.row, (Sampled(token),)) if ok else ItemResult(item.row, (), ItemOutcome.NOT_FINITE)
-            for item, token, ok in pairs
-        ]
+        items = [drawn_result(item.row, token if ok else None) for item, token, ok in pairs]
         return replace(of_step, items=tuple(items), seconds=seconds)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deltaserve.compute.attention.attention_choice import make_attention, open_native
 from deltaserve.compute.collective.expert_group import Partners
-from deltaserve.compute.executor.inputs import StepInputs, num_draws, step_inputs
+from deltaserve.compute.executor.inputs import StepInputs, num_draws, step_inputs, wants_more
 from deltaserve.compute.executor.launched import AtOnce, DrawingItem, DrawsOnHost, Launched, StepClock
 from deltaserve.compute.executor.model_drafter import ModelDrafter
 from deltaserve.compute.executor.resident_decode import LaunchedRun, ResidentDecode
@@ -247,8 +247,7 @@ class TorchExecutor:
             return False
         for item in plan.items:
             sampling = opened[item.row] if item.row in opened else self._rows[item.row].sampling
-            has_guesses = item.num_drafts or item.wanted_drafts or item.wants_features
-            if has_guesses or item.wants_prompt_logprobs or sampling.logprobs is not None or sampling.needs_history:
+            if wants_more(item) or sampling.logprobs is not None or sampling.needs_history:
                 return False
         return True
 
