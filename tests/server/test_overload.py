@@ -289,7 +289,8 @@ async def test_what_no_answer_depends_on_is_not_kept_while_it_is_made(
         asked = asyncio.create_task(case.client.post(path, content=body, headers=JSON))
         await until(lambda: engine.num_held)
         gc.collect()
-        assert not [each for each in gc.get_objects() if type(each) is list and each == ["needle"]]
+        lists = (each for each in gc.get_objects() if type(each) is list and len(each) == 1)
+        assert not [each for each in lists if type(each[0]) is str and each[0] == "needle"]
         assert engine.gate is not None
         engine.gate.set()
         assert (await asked).status_code == 200
