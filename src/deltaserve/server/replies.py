@@ -69,6 +69,7 @@ class EventWriter:
 
     def __init__(self, start: Message, send: Send, times: StreamTimes) -> None:
         self.has_started = False
+        self._is_over = False
         self._start = start
         self._send = send
         self._times = times
@@ -92,6 +93,10 @@ class EventWriter:
             self._last = _now()
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    def close(self) -> None:
+        """No sign of life is sent any more: it would begin an answer after which nothing comes."""
+        self._is_over = True
+
     async def watch(self, receive: Receive) -> NoReturn:
         """Raises ClientGone when the client has left, SlowReader when it takes nothing; gives signs of life."""
         while True:
@@ -113,7 +118,7 @@ class EventWriter:
         if self._turn.locked():
             if passed_s >= self._times.stall_s:
                 raise SlowReader
-        elif passed_s >= self._silence_s():
+        elif passed_s >= self._silence_s() and not self._is_over:
             try:
                 async with asyncio.timeout(self._times.stall_s):
                     await self.write(SIGN_OF_LIFE)
@@ -160,8 +165,11 @@ class EventStream(Response):
             self._on_end()
 
     async def _all(self, writer: EventWriter) -> None:
-        await self._make(writer)
-        await writer.end()
+        try:
+            await self._make(writer)
+            await writer.end()
+        finally:
+            writer.close()
 
 
 async def _abort(scope: Scope) -> None:
