@@ -1,5 +1,6 @@
-"""`deltaserve router MODEL --workers LIST`: the front alone, for workers on other machines or started by hand."""
+"""`deltaserve router MODEL --workers LIST`: the front alone, for workers that somebody else starts."""
 
+import math
 import os
 import socket
 from dataclasses import dataclass
@@ -10,15 +11,21 @@ import msgspec
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.launch.compose import Checkpoint
+from deltaserve.launch.fronts import front_specs
 from deltaserve.launch.process_limits import require_threads
+from deltaserve.launch.restarts import RestartPolicy
 from deltaserve.launch.serve import check_front, front_spec, require_free_ports, speaker, tell_sampling
+from deltaserve.launch.supervisor import Supervisor, SupervisorOptions
 from deltaserve.process.children.private_folder import private_folder
-from deltaserve.process.front.front_process import FrontWorker, run_front, write_front_spec
+from deltaserve.process.front.front_process import FrontWorker, front_child, run_front, write_front_spec
 from deltaserve.process.front.secrets import NO_CLUSTER_KEY, read_cluster_key
 from deltaserve.server.text.text_codec import SamplingDefaults
 from deltaserve.settings.config import Settings
 from deltaserve.settings.resolve import shared_auto_values
 from deltaserve.settings.rules import is_any, is_loopback
+
+WAITS_FOR_OTHERS = RestartPolicy(start_timeout_s=math.inf)
+"""The policy of fronts whose workers are started by somebody else, at any time."""
 
 
 def run(settings: Settings) -> int:
@@ -28,13 +35,18 @@ def run(settings: Settings) -> int:
     front = front_spec(settings, prepared.checkpoint, prepared.secret_path)
     spec = msgspec.structs.replace(front, name=front_name(settings), workers=prepared.workers)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    require_threads(num_processes=1, num_computing=0)
+    require_threads(num_processes=settings.network.fronts, num_computing=0)
     tell = speaker(settings)
     for note in prepared.checkpoint.notes:
         tell(note)
     tell_sampling(prepared.sampling, tell)
+    fronts = front_specs(spec, settings)
     with private_folder(settings.process.state_dir) as folder:
-        return int(run_front(write_front_spec(spec, folder), None))
+        if len(fronts) == 1:
+            return int(run_front(write_front_spec(spec, folder), None))
+        seen = [msgspec.structs.replace(each, log=msgspec.structs.replace(each.log, is_seen=True)) for each in fronts]
+        options = SupervisorOptions(None, settings.process.shutdown_grace_s, restarts=WAITS_FOR_OTHERS)
+        return int(Supervisor([front_child(each, folder) for each in seen], options, tell).run())
 
 
 def front_name(settings: Settings) -> str:

@@ -1,4 +1,4 @@
-"""`deltaserve serve MODEL`: a supervisor, one front, and the workers, all on this machine."""
+"""`deltaserve serve MODEL`: a supervisor, the front (or several), and the workers, all on this machine."""
 
 import dataclasses
 import secrets
@@ -32,6 +32,7 @@ from deltaserve.launch.compose import (
     worker_names,
     worker_spec,
 )
+from deltaserve.launch.fronts import front_ports, front_specs
 from deltaserve.launch.process_limits import require_threads
 from deltaserve.launch.restarts import RestartPolicy
 from deltaserve.launch.supervisor import Supervisor, SupervisorOptions
@@ -46,7 +47,6 @@ from deltaserve.process.worker.worker_spec import WorkerSpec
 from deltaserve.server.text.text_codec import SamplingDefaults, TextCodec
 from deltaserve.settings.config import Settings
 from deltaserve.settings.resolve import ResolvedConfig, auto_values, kv_bytes_per_token
-from deltaserve.settings.rules import is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +155,17 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
         for (name, role), first in zip(names, first_ranks, strict=False)
     ]
     ranks = [resolved[role] for _, role in names]
-    require_threads(1 + sum(r.tp_size for r in ranks), sum(r.tp_size * r.num_threads for r in ranks))
+    require_threads(
+        settings.network.fronts + sum(r.tp_size for r in ranks), sum(r.tp_size * r.num_threads for r in ranks)
+    )
     num_prefill = sum(role is Role.PREFILL for _, role in names)
     specs = [with_expert_seat(spec, index - num_prefill, settings, folder) for index, spec in enumerate(specs)]
     specs = with_core_shares(specs, resolved, folder)
     front = front_spec(settings, checkpoint, secret_path)
     workers = tuple(_front_worker(spec) for spec in specs)
     children = [worker_child(adjust(spec), folder) for spec in specs]
-    children.append(front_child(msgspec.structs.replace(front, workers=workers), folder))
+    fronts = front_specs(msgspec.structs.replace(front, workers=workers), settings)
+    children += [front_child(spec, folder) for spec in fronts]
     if secret_path.parent == folder:  # made for this start: no user's, who may remove it
         children = [dataclasses.replace(child, files=(*child.files, secret_path)) for child in children]
     base_url = f"http://{network.host}:{network.port}"
@@ -250,25 +253,9 @@ def cluster_secret(settings: Settings, folder: Path) -> Path:
 
 
 def require_free_ports(settings: Settings) -> None:
-    """Check the port of the API and, where admin routes have a listener of their own, of that. Raises ConfigError."""
-    network = settings.network
-    require_free_port("--port", network.host, network.port)
-    admin = admin_address(settings)
-    if admin is not None:
-        flag = "--admin-port" if network.admin_port is not None else "admin port (one above --port)"
-        require_free_port(flag, *admin)
-
-
-def admin_address(settings: Settings) -> tuple[str, int] | None:
-    """Where the admin routes have a listener of their own; None: they are the API's."""
-    network = settings.network
-    host = network.admin_host or "127.0.0.1"
-    if network.admin_port is not None:
-        return host, network.admin_port
-    has_keys = settings.security.api_key_file is not None
-    if has_keys or network.admin_host is not None or not is_loopback(network.host):
-        return host, network.port + 1
-    return None
+    """Check every port that fronts are to listen on. Raises ConfigError."""
+    for flag, host, port in front_ports(settings):
+        require_free_port(flag, host, port)
 
 
 def require_free_port(flag: str, host: str, port: int) -> None:

@@ -259,7 +259,8 @@ class Supervisor:
 
     def _on_overdue(self, watched: _Supervised, now: float) -> None:
         """A first start that hangs ends the server; a later one is repeated, since the others serve meanwhile."""
-        if watched.spec.kind is Kind.FRONT and not all(w.is_ready for w in self._watched.values() if w is not watched):
+        workers = (w for w in self._watched.values() if w.spec.kind is not Kind.FRONT)
+        if watched.spec.kind is Kind.FRONT and not all(worker.is_ready for worker in workers):
             watched.starts.began(now)  # it waits for them: each has a time of its own
             return
         text = f"not ready {self._options.restarts.start_timeout_s:g} s after its start"

@@ -79,10 +79,11 @@ async def serve(
     front = app.state.front
     assert isinstance(front, Front)
     connections = _allow_files(settings)
-    sockets = [_bind(settings.host, settings.port, settings.http.send_buffer_bytes)]
+    bytes_to_send = settings.http.send_buffer_bytes
+    sockets = [_bind(settings.host, settings.port, bytes_to_send, reuse_port=settings.num_fronts > 1)]
     servers = [_server(app, settings, connections.api)]
     if settings.admin_address is not None:
-        sockets.append(_bind(*settings.admin_address, settings.http.send_buffer_bytes))
+        sockets.append(_bind(*settings.admin_address, bytes_to_send))
         servers.append(_server(create_admin_app(app), settings, connections.admin))
     runs = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
     try:
@@ -181,10 +182,10 @@ def _server(app: Starlette, settings: ServerSettings, max_connections: int) -> _
     )
 
 
-def _bind(host: str, port: int, send_buffer_bytes: int) -> socket.socket:
+def _bind(host: str, port: int, send_buffer_bytes: int, *, reuse_port: bool = False) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        sock = socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=reuse_port)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror or error})") from error
     # Connections inherit both. asyncio sets the first only on sockets that were made with an explicit protocol, and

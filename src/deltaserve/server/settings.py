@@ -91,6 +91,8 @@ class ServerSettings:
     default_max_tokens: int | None = None
     """Output tokens of a chat that names no limit; None: what the context leaves, which is the most in any case.
     /v1/completions has OpenAI's 16."""
+    num_fronts: int = 1
+    """Processes that listen on the API's port; the kernel gives each connection to one of them."""
     num_workers: int = 0
     """Workers that this process has links with: the links' descriptors are not given to connections."""
     max_queue: int = 1024

@@ -55,6 +55,7 @@ class BranchWords:
 # A type's description is what error lines and --help say is allowed.
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS, description="an integer >= 1")]
+Fronts = Annotated[int, Field(ge=1, le=64, description="an integer of 1 to 64")]
 CountOrNone = Annotated[int, Field(ge=0, le=MAX_TOKENS, description="an integer >= 0")]
 Rows = Annotated[int, Field(ge=1, le=65_536, description="an integer from 1 to 65536")]
 StepsAhead = Annotated[int, Field(ge=1, le=8, description="an integer from 1 to 8")]
@@ -561,6 +562,13 @@ class NetworkSettings(Group):
     admin_port: Port | None = option(
         None,
         "port of the admin routes; by default the one above --port when keys are set, else --port itself",
+        commands=ROUTING,
+        use="rare",
+    )
+    fronts: Fronts = option(
+        1,
+        "processes that take requests, on one port: for more streams than one core writes; each has admin routes of "
+        "its own, the first at --admin-port, the next on the ports above it",
         commands=ROUTING,
         use="rare",
     )

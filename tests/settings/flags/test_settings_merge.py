@@ -100,6 +100,7 @@ EXAMPLES: dict[str, str] = {
     "log-dir": "logs",
     "admin-host": "localhost",
     "admin-port": "9100",
+    "fronts": "2",
     "allowed-hosts": "llm.example",
     "advertise": "worker-0.example:9000",
     "start-timeout-s": "900",

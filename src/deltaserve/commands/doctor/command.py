@@ -10,9 +10,10 @@ from deltaserve.core.errors import ConfigError, one_line
 from deltaserve.core.findings import Level, Line
 from deltaserve.core.ids import Role
 from deltaserve.launch.compose import has_staging
+from deltaserve.launch.fronts import front_ports
 from deltaserve.launch.lacking import lacking
 from deltaserve.launch.router import prepare_router
-from deltaserve.launch.serve import admin_address, describe, describe_staging
+from deltaserve.launch.serve import describe, describe_staging
 from deltaserve.launch.worker_command import prepare_worker
 from deltaserve.process.front.secrets import read_cluster_key
 from deltaserve.process.links.security import LinkSecurity
@@ -64,10 +65,10 @@ def _check_links_listener(settings: Settings, security: LinkSecurity) -> Line:
 def _check_router(settings: Settings) -> Iterator[Line]:
     prepared = prepare_router(settings)
     yield Line(Level.OK, "settings", f"model {prepared.checkpoint.name}, {len(prepared.workers)} workers")
-    yield check_listener(settings.network.host, settings.network.port, "API")
-    admin = admin_address(settings)
-    if admin is not None:
-        yield check_listener(*admin, "admin routes")
+    api, *admin = front_ports(settings)
+    yield check_listener(api.host, api.port, "API")
+    for each in admin:
+        yield check_listener(each.host, each.port, "admin routes")
     yield from check_links(prepared.workers, LinkSecurity.from_cluster_key(read_cluster_key(prepared.secret_path)))
 
 

@@ -82,6 +82,8 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     log: LogSpec
     curve: bool = False
     conditional_prefill: bool = False
+    num_fronts: int = 1
+    """Processes that listen on the API's port."""
     workers: tuple[FrontWorker, ...] = ()
 
 
@@ -90,11 +92,11 @@ def front_child(spec: FrontSpec, folder: Path) -> ChildSpec:
     path = write_front_spec(spec, folder)
     argv = (sys.executable, "-m", "deltaserve.process.front.front_process", str(path))
     env = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    return ChildSpec("front", argv, Kind.FRONT, env, (path,))
+    return ChildSpec(spec.name, argv, Kind.FRONT, env, (path,))
 
 
 def write_front_spec(spec: FrontSpec, folder: Path) -> Path:
-    path = folder / "front.json"
+    path = folder / f"{spec.name.replace('/', '_')}.json"
     path.touch(mode=0o600)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=2))
     return path
@@ -138,7 +140,7 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
         announce = (
             _tell_user(engine, url, stop, speaker, spec.grace_s)
             if parent is None
-            else _tell_parent(engine, url, boot, parent)
+            else _tell_parent(engine, url, boot, parent, waits_for_others=any(w.url for w in spec.workers))
         )
         helpers.append(loop.create_task(announce))
 
@@ -169,9 +171,14 @@ async def _stop_on_breach(engine: RouterEngine, stop: asyncio.Event) -> None:
     stop.set()
 
 
-async def _tell_parent(engine: RouterEngine, url: str, boot: Boot, parent: Parent) -> None:
-    """Ready means that a request sent now is served."""
-    while engine.ready() is not None:
+async def _tell_parent(engine: RouterEngine, url: str, boot: Boot, parent: Parent, *, waits_for_others: bool) -> None:
+    """Ready means that a request sent now is served. Until then, tell which workers are missing if nobody else does:
+    the supervisor speaks for those that are its own children."""
+    told: str | None = ""
+    while (reason := engine.ready()) is not None:
+        if waits_for_others and reason != told:
+            told = reason
+            parent.progress(f"not ready: {reason}")
         await asyncio.sleep(_READY_POLL_S)
     parent.ready(url, boot)
 
@@ -221,6 +228,7 @@ def _settings(spec: FrontSpec) -> ServerSettings:
         allowed_hosts=spec.allowed_hosts,
         model_path=spec.given_path,
         http=HttpLimits(max_connections_per_address=spec.max_connections_per_address),
+        num_fronts=spec.num_fronts,
         num_workers=len(spec.workers),
         max_queue=spec.max_queue,
         default_max_tokens=spec.default_max_tokens,

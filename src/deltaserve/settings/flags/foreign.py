@@ -78,6 +78,7 @@ _ALIASES = {
     "ep-size": "ep expert-parallel-size",
     "dp-size": "dp data-parallel-size",
     "transfer-devices": "disaggregation-ib-device",
+    "fronts": "api-server-count tokenizer-worker-num",
     "host": "http-host",
     "port": "http-port",
     "request-timeout-s": "request-timeout-secs",
@@ -161,11 +162,10 @@ _IDLE = {
     "the tokenizer is that of the model folder": "tokenizer-mode=auto use-sglang-tokenizer",
     "prompts may be token ids; text is read and written all the same": "skip-tokenizer-init",
     "the front has one tokenizer": (
-        "tokenizer-worker-num= api-server-count= enable-tokenizer-batch-encode disable-tokenizer-batch-decode "
-        "enable-dynamic-batch-tokenizer dynamic-batch-tokenizer-batch-size= "
-        "dynamic-batch-tokenizer-batch-timeout= disable-frontend-multiprocessing tokenizer-cache-enable-l0 "
-        "tokenizer-cache-l0-max-entries= tokenizer-cache-enable-l1 tokenizer-cache-l1-max-memory= "
-        "dyn-chat-processor= dyn-preprocessor="
+        "enable-tokenizer-batch-encode disable-tokenizer-batch-decode enable-dynamic-batch-tokenizer "
+        "dynamic-batch-tokenizer-batch-size= dynamic-batch-tokenizer-batch-timeout= "
+        "disable-frontend-multiprocessing tokenizer-cache-enable-l0 tokenizer-cache-l0-max-entries= "
+        "tokenizer-cache-enable-l1 tokenizer-cache-l1-max-memory= dyn-chat-processor= dyn-preprocessor="
     ),
     "the chat template of the model is always used": "jinja",
     "sampling that the model's folder recommends is the default": "generation-config=auto",
