@@ -92,7 +92,7 @@ _ADDRESS = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])")
 _EXAMPLE = re.compile(r"10\.0\.0\.\d+")
 """Addresses in help texts."""
 _SECRET = re.compile(r"(^|[-_])(key|secret|token|password|credential)$")
-_ADMIN = ("/metrics", "/server_info", "/flush_cache", "/admin/drain", "/admin/role", "/admin/requests/x")
+_ADMIN = ("/metrics", "/flush_cache", "/reset_prefix_cache", "/admin/drain", "/admin/role", "/admin/requests/x")
 
 
 @cache
@@ -206,6 +206,8 @@ async def test_admin_routes_are_not_on_a_public_port(codec: TextCodec, settings:
             for path in _ADMIN:
                 statuses = {(await client.request(m, path, headers=headers)).status_code for m in ("GET", "POST")}
                 assert (statuses != {404}) is is_there, path
+            told = (await client.get("/server_info", headers=headers)).json()
+            assert ("engine" in told) is is_there, "without admin routes it says what the model is called, no more"
 
 
 @pytest.mark.anyio

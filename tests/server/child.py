@@ -88,6 +88,7 @@ async def _main(model_folder: Path, num_listeners: int, num_later_files: int) ->
     def tell(where: Listening) -> None:
         for _ in range(num_later_files):
             later.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        assert where.api is not None
         print(where.api[1], *(() if where.admin is None else where.admin[1:]), flush=True)
 
     async def forget() -> None:

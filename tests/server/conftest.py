@@ -100,8 +100,13 @@ class Live:
     @property
     def url(self) -> str:
         """Base of the API."""
-        host, port = self.where.api
-        return f"http://{host}:{port}"
+        return self.where.url
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the API."""
+        assert self.where.api is not None
+        return self.where.api
 
     @property
     def front(self) -> Front:
@@ -112,7 +117,7 @@ class Live:
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A raw connection to the API."""
-        return await asyncio.open_connection(*self.where.api)
+        return await asyncio.open_connection(*self.address)
 
     async def talk(self, data: bytes) -> bytes:
         """Send bytes on a new connection; everything that comes back until the server closes it."""

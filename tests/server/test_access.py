@@ -61,7 +61,33 @@ async def test_a_key_names_the_tenant(codec: TextCodec) -> None:
     assert len(set(namespaces)) == 4
 
 
-@pytest.mark.parametrize("name", ["authorization", "content-type", "content-encoding", "x-deadline-seconds"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"x-api-key": USER.secret}, 200),
+        ({"x-api-key": USER.secret, "anthropic-version": "2023-06-01"}, 200),
+        ({"x-api-key": USER.secret, "authorization": f"Bearer {USER.secret}"}, 200),
+        ({"x-api-key": USER.secret, "authorization": f"Bearer {ADMIN.secret}"}, 400),
+        ({"x-api-key": USER.secret, "authorization": "Bearer x"}, 400),
+        ({"x-api-key": "x", "authorization": f"Bearer {USER.secret}"}, 400),
+        ({"x-api-key": ""}, 401),
+        ({"x-api-key": "x"}, 401),
+        ({"x-api-key": f"Bearer {USER.secret}"}, 401),
+    ],
+)
+async def test_a_key_may_come_as_anthropics_clients_send_it(
+    codec: TextCodec, headers: dict[str, str], status: int
+) -> None:
+    engine = OracleEngine()
+    async with served(codec, engine, KEYED) as case:
+        reply = await case.client.post("/v1/completions", content=completion({}), headers=JSON | headers)
+        assert reply.status_code == status
+    assert [generation.namespace for generation in engine.opened] == ["acme"] * (status == 200)
+
+
+@pytest.mark.parametrize(
+    "name", ["authorization", "x-api-key", "content-type", "content-encoding", "x-deadline-seconds"]
+)
 async def test_a_header_that_two_readers_could_take_differently_is_refused(codec: TextCodec, name: str) -> None:
     """A proxy may have looked at the first key, and this server at the last."""
     values = {"authorization": f"Bearer {USER.secret}", "content-type": "application/json", "x-deadline-seconds": "9"}
@@ -84,15 +110,18 @@ async def test_admin_routes_have_a_listener_of_their_own(codec: TextCodec) -> No
         assert server.where.admin is not None
         host, port = server.where.admin
         assert host == "127.0.0.1"
+        facts = await client.get(server.url + "/server_info", headers=_bearer(USER.secret))
+        assert facts.json().keys() == {"version", "model", "served_model_name", "model_path", "tokenizer_path"}
+        assert (await client.get(server.url + "/server_info")).status_code == 401
         for path in ("/metrics", "/server_info"):
             public = await client.get(server.url + path, headers=_bearer(ADMIN.secret))
-            assert public.status_code == 404
+            assert (public.status_code, "engine" in public.text) == (200 if path == "/server_info" else 404, False)
             admin = f"http://{host}:{port}{path}"
             assert (await client.get(admin)).status_code == 401
             refused = await client.get(admin, headers=_bearer(USER.secret))
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
             assert (await client.get(admin, headers=_bearer(ADMIN.secret))).status_code == 200
-        for path in ("/flush_cache", "/admin/drain", "/admin/role"):
+        for path in ("/flush_cache", "/reset_prefix_cache", "/admin/drain", "/admin/role"):
             assert (await client.post(server.url + path, headers=_bearer(ADMIN.secret))).status_code == 404
             assert (await client.post(f"http://{host}:{port}{path}", headers=_bearer(USER.secret))).status_code == 403
         wrong = await client.post(f"http://{host}:{port}/v1/completions", headers=_bearer(ADMIN.secret))

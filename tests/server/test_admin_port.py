@@ -11,7 +11,7 @@ from tests.server.oracle import OracleEngine
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/server_info"])
+@pytest.mark.parametrize("path", ["/metrics", "/flush_cache"])
 async def test_the_port_is_named(codec: TextCodec, path: str) -> None:
     app = create_app(OracleEngine(), codec, ServerSettings("tiny", port=30000, admin_port=30001))
     transport = httpx.ASGITransport(app)

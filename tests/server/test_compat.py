@@ -72,6 +72,13 @@ async def test_where_the_cached_tokens_were(codec: TextCodec) -> None:
         body = await _post(case, prompt="x" * 16, n=2, return_cached_tokens_details=True)
         assert body["sglext"] == {"cached_tokens_details": details}
         assert "sglext" not in await _post(case)
+        for usage in ({}, {"stream_options": {"include_usage": True}}):
+            body = {"prompt": "x" * 16, "max_tokens": 2, "stream": True, "return_cached_tokens_details": True} | usage
+            parts = events((await case.client.post(COMPLETIONS, json=body)).text)
+            (told,) = (part for part in parts if "sglext" in part)
+            assert (told["choices"], told["sglext"]) == ([], {"cached_tokens_details": details})
+            assert parts.index(told) == len(parts) - (2 if usage else 1)
+            assert "usage" in parts[-1] or not usage, "the counts are a chunk of their own, the last"
         meta = (await _post(case, GENERATE, text="x" * 16))["meta_info"]
         assert isinstance(meta, dict)
         assert meta["cached_tokens_details"] == details
@@ -229,6 +236,33 @@ async def test_top_logprobs_hold_the_token_that_was_drawn(codec: TextCodec) -> N
         assert choice["logprobs"]["top_logprobs"] == [None, {"a": logprob_of(97)}]  # type: ignore[index]
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"kv_transfer_params": None, "routed_dp_rank": None, "bootstrap_host": None}),
+        (CHAT, {"kv_transfer_params": None}),
+        (GENERATE, {"bootstrap_room": None, "sampling_params": {"max_new_tokens": 5, "kv_params": None}}),
+        (CHAT, {"user": {"id": "7", "name": "A B", "email": "a@b.example", "role": "user"}}),
+        (CHAT, {"messages": [{"role": "user", "name": "Ada King", "content": "hi"}]}),
+    ],
+)
+async def test_what_asks_for_nothing_is_taken(codec: TextCodec, path: str, fields: dict[str, object]) -> None:
+    """Proxies write out what they forward; chat pages send records."""
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        await _post(case, path, **fields)
+        assert not case.front.unknown_fields._warned - {"messages[].name"}, (
+            "nor is it counted as a name that nobody knows"
+        )
+
+
+@pytest.mark.parametrize("name", [" a", "a ", "a\tb", "a\u2028b", "a" * 129, "a<b", ""])
+async def test_a_name_that_could_be_taken_for_markup_is_none(codec: TextCodec, name: str) -> None:
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        body = {"messages": [{"role": "user", "name": name, "content": "hi"}], "max_tokens": 1}
+        reply = await case.client.post(CHAT, json=body)
+        assert reply.status_code == (200 if name == "" else 400), "an empty one is none"
+
+
 # --- routes
 
 
@@ -242,6 +276,10 @@ async def test_the_routes_of_other_servers(codec: TextCodec) -> None:
         assert (await get("/version")).json() == {"version": __version__}
         assert (await get("/get_server_info")).json() == (await get("/server_info")).json()
         assert (await get("/ping")).status_code == 200
+        facts = {"model": MODEL, "served_model_name": MODEL, "model_path": "models/tiny"}
+        assert (await get("/server_info")).json().items() >= facts.items()
+        for path in ("/flush_cache", "/reset_prefix_cache"):
+            assert (await case.client.post(path)).status_code == 202
 
 
 async def test_all_names_are_accepted_and_the_first_is_answered(codec: TextCodec) -> None:

@@ -55,7 +55,7 @@ def test_answers_are_as_described(codec: TextCodec, path: str, method: str, mode
 
 def test_every_public_route_is_described(codec: TextCodec) -> None:
     app = create_app(OracleEngine(), codec, ServerSettings(MODEL))
-    others = {"/metrics", "/server_info", "/get_server_info", "/flush_cache", "/", "/docs"}
+    others = {"/metrics", "/flush_cache", "/reset_prefix_cache", "/", "/docs"}
     served = {route.path.replace(":path", "") for route in app.routes}  # type: ignore[attr-defined]
     described = document(PUBLIC)["paths"]
     assert isinstance(described, dict)

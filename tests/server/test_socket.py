@@ -198,7 +198,7 @@ async def _slow_stream(server: Live, body: bytes) -> AsyncIterator[socket.socket
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
-        await loop.sock_connect(sock, server.where.api)
+        await loop.sock_connect(sock, server.address)
         await loop.sock_sendall(sock, post(body, "Connection: close"))
         yield sock
 
@@ -412,7 +412,7 @@ async def test_hurry_ends_the_grace_with_an_error_event(codec: TextCodec) -> Non
 
 async def test_a_taken_port_is_a_clear_error(codec: TextCodec) -> None:
     async with live(codec, OracleEngine(), SETTINGS) as server:
-        taken = ServerSettings(MODEL, port=server.where.api[1])
+        taken = ServerSettings(MODEL, port=server.address[1])
         with pytest.raises(ConfigError, match="cannot listen on"):
             async with live(codec, OracleEngine(), taken):
                 pass
@@ -424,7 +424,7 @@ async def test_small_writes_of_a_connection_leave_at_once(codec: TextCodec) -> N
         reader, writer = await server.connect()
         writer.write(request(line="GET /livez HTTP/1.1"))
         await reader.readuntil(b"}")
-        assert _options_of_accepted(server.where.api[1]) == [1]
+        assert _options_of_accepted(server.address[1]) == [1]
         writer.close()
 
 

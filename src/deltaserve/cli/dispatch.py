@@ -21,6 +21,7 @@ from deltaserve.settings.flags.merge import command_of, read_line
 from deltaserve.settings.flags.options import nearest
 from deltaserve.settings.flags.problems import problems_of, raise_problems
 from deltaserve.settings.flags.yaml_file import write_yaml
+from deltaserve.settings.urls import api_url
 
 EXIT_CONFIG = 2
 _USE, _MACHINES, _LOOK = "use a model", "workers started by hand, on one machine or several", "look at what runs"
@@ -60,8 +61,8 @@ class Command:
 
 def _begin_routing(settings: Settings) -> str:
     network = settings.network
-    where = f"http://{network.host}:{network.port}"
-    return f"router of {settings.model.model_path}: will serve at {where}, waits for its workers {network.workers}"
+    where = f"will serve at {api_url(network)}, waits for its workers {network.workers}"
+    return f"router of {settings.model.model_path}: {where}"
 
 
 COMMANDS = {

@@ -64,7 +64,8 @@ class FrontPort(NamedTuple):
 def front_ports(settings: Settings) -> Iterator[FrontPort]:
     """The API's, then those of the admin routes where they are others."""
     network = settings.network
-    yield FrontPort("--port", network.host, network.port)
+    if network.uds is None:
+        yield FrontPort("--port", network.host, network.port)
     words = "--admin-port" if network.admin_port is not None else "admin port (one above --port)"
     for index, (host, port) in enumerate(admin_addresses(settings)):
         yield FrontPort(words if index == 0 else f"{words}, of front {index}:", host, port)

@@ -44,9 +44,12 @@ from deltaserve.process.children.terminal import Say, say, say_in_json
 from deltaserve.process.front.front_process import FrontSpec, FrontWorker, front_child
 from deltaserve.process.front.secrets import read_api_keys, read_cluster_key
 from deltaserve.process.worker.worker_spec import WorkerSpec
+from deltaserve.server.settings import TlsFiles
+from deltaserve.server.sockets import check_certificate
 from deltaserve.server.text.text_codec import SamplingDefaults, TextCodec
 from deltaserve.settings.config import Settings
 from deltaserve.settings.resolve import ResolvedConfig, auto_values, kv_bytes_per_token
+from deltaserve.settings.urls import api_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,7 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
 
     `adjust`: the last change to each worker's spec, for what settings say of all workers alike.
     """
-    prepared, network = prepare(settings), settings.network
+    prepared = prepare(settings)
     checkpoint, resolved = prepared.checkpoint, prepared.resolved
     require_free_ports(settings)
     secret_path = cluster_secret(settings, folder)
@@ -168,8 +171,7 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     children += [front_child(spec, folder) for spec in fronts]
     if secret_path.parent == folder:  # made for this start: no user's, who may remove it
         children = [dataclasses.replace(child, files=(*child.files, secret_path)) for child in children]
-    base_url = f"http://{network.host}:{network.port}"
-    return Deployment(tuple(children), resolved, base_url, prepared.sampling, checkpoint.notes)
+    return Deployment(tuple(children), resolved, api_url(settings.network), prepared.sampling, checkpoint.notes)
 
 
 def _front_worker(spec: WorkerSpec) -> FrontWorker:
@@ -199,7 +201,15 @@ def prepare(settings: Settings) -> Prepared:
 
 def check_front(settings: Settings, checkpoint: Checkpoint) -> SamplingDefaults:
     """What the front process reads itself: here it must only be right, and told. Raises ConfigError."""
-    codec = TextCodec.load(checkpoint.path, overrides=checkpoint.overrides, sampling=settings.model.sampling_defaults)
+    template = settings.model.chat_template
+    codec = TextCodec.load(
+        checkpoint.path,
+        overrides=checkpoint.overrides,
+        sampling=settings.model.sampling_defaults,
+        template=None if template is None else Path(template),
+    )
+    if settings.network.ssl_certfile is not None:
+        check_certificate(TlsFiles(settings.network.ssl_certfile, settings.network.ssl_keyfile))
     if settings.security.api_key_file is not None:
         read_api_keys(Path(settings.security.api_key_file))
     return codec.defaults
@@ -221,6 +231,11 @@ def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) ->
         admin_host=settings.network.admin_host,
         admin_port=settings.network.admin_port,
         api_key_file=settings.security.api_key_file,
+        uds=settings.network.uds,
+        ssl_certfile=settings.network.ssl_certfile,
+        ssl_keyfile=settings.network.ssl_keyfile,
+        allowed_origins=tuple(filter(None, (settings.network.allowed_origins or "").split(","))),
+        chat_template=settings.model.chat_template,
         given_path=settings.model.model_path,
         max_queue=scheduling.max_queued_requests,
         allowed_hosts=tuple(filter(None, (settings.network.allowed_hosts or "").split(","))),
@@ -261,7 +276,7 @@ def require_free_ports(settings: Settings) -> None:
 def require_free_port(flag: str, host: str, port: int) -> None:
     """Raises ConfigError, naming the flag, when nobody could listen there."""
     try:
-        with socket.socket() as probe:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as error:

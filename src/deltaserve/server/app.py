@@ -6,6 +6,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,7 +29,11 @@ def create_app(
 ) -> Starlette:
     """The public application. Its `state.front` is shared with `create_admin_app`."""
     front = Front.build(engine, text, settings, registry or CollectorRegistry())
-    return _application(front, PAGES + (PUBLIC if settings.admin_address else PUBLIC + ADMIN), Right.API)
+    # Where both are, the admin routes' own /server_info is the one that tells all.
+    app = _application(front, PAGES + (PUBLIC if settings.admin_address else ADMIN + PUBLIC), Right.API)
+    if settings.allowed_origins:
+        _allow_origins(app, settings.allowed_origins)
+    return app
 
 
 def create_admin_app(app: Starlette) -> Starlette:
@@ -36,6 +41,19 @@ def create_admin_app(app: Starlette) -> Starlette:
     front = app.state.front
     assert isinstance(front, Front)
     return _application(front, ADMIN, Right.ADMIN)
+
+
+def _allow_origins(app: Starlette, origins: Sequence[str]) -> None:
+    """Let pages of these origins call `app`. Outside of the edge: a browser asks first, without a key, and reads no
+    error without these headers."""
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        allow_private_network=True,  # pages of elsewhere may reach a server on loopback: those that are named
+        expose_headers=("X-Request-Id", "Retry-After", "traceparent"),
+    )
 
 
 async def openapi(front: Front, request: Request) -> Response:
@@ -53,6 +71,8 @@ PUBLIC = (
     HttpRoute("GET", "/v1/loads", info.loads, "Requests that run and that wait"),
     HttpRoute("GET", "/model_info", info.model_info, "Vocabulary, context length, version"),
     HttpRoute("GET", "/get_model_info", info.model_info, "Vocabulary, context length, version"),
+    HttpRoute("GET", "/server_info", info.server_facts, "Names and paths of the model, for routers"),
+    HttpRoute("GET", "/get_server_info", info.server_facts, "Names and paths of the model, for routers"),
     HttpRoute("GET", "/version", info.version, "Version of this server"),
     HttpRoute("GET", "/health", info.readyz, "Ready for requests, or why not", access=Access.PROBE),
     HttpRoute("GET", "/readyz", info.readyz, "Ready for requests, or why not", access=Access.PROBE),
@@ -71,6 +91,7 @@ ADMIN = (
     HttpRoute("GET", "/server_info", info.server_info, "Requests inside, workers, counters"),
     HttpRoute("GET", "/get_server_info", info.server_info, "Requests inside, workers, counters"),
     HttpRoute("POST", "/flush_cache", info.flush_cache, "Drop the pages that no request holds"),
+    HttpRoute("POST", "/reset_prefix_cache", info.flush_cache, "Drop the pages that no request holds"),
     HttpRoute("POST", "/admin/drain", info.drain, "Take no new requests"),
     HttpRoute("POST", "/admin/role", info.change_role, "Give a worker another role"),
     HttpRoute("GET", "/admin/requests/{id}", info.past_request, "Where a recent request's time went"),

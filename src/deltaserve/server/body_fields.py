@@ -145,10 +145,14 @@ def parse(model: type[Model], raw: Mapping[str, object], unknown: UnknownFields)
     others = [name for name in raw if name not in known]
     if len(others) > MAX_OTHERS:
         raise ApiError(400, "unknown_parameter", f"{len(others)} unknown fields, at most {MAX_OTHERS} are ignored")
-    for name in others:
-        _refuse_internal(name)
+    inner = frozenset(name for name in others if _is_internal(name))
+    for name in inner:
+        if raw[name] is not None:  # null asks for nothing: proxies write out the defaults of what they forward
+            raise ApiError(400, "unknown_parameter", "this field is not part of the public API", name[:80])
     no_tools = raw.get("tool_choice") == "none"
     for name in others:
+        if name in inner:
+            continue
         if not (no_tools and name in _TOOLS) and not _is_accepted(name, raw[name]):
             unknown.ignore(name, known)
     try:
@@ -157,15 +161,14 @@ def parse(model: type[Model], raw: Mapping[str, object], unknown: UnknownFields)
         raise first_error(error) from error
 
 
-def _refuse_internal(name: str) -> None:
-    if name in INTERNAL_NAMES or name.startswith(INTERNAL_PREFIXES):
-        raise ApiError(400, "unknown_parameter", "this field is not part of the public API", name[:80])
+def _is_internal(name: str) -> bool:
+    return name in INTERNAL_NAMES or name.startswith(INTERNAL_PREFIXES)
 
 
 def _is_accepted(name: str, value: object) -> bool:
     """False for a name nobody knows. Raises for a known one that asks for something we do not do."""
     if name in HINTS:
-        if value is not None and not (isinstance(value, str) and len(value.encode()) <= MAX_HINT_BYTES):
+        if value is not None and not _is_hint(name, value):
             raise invalid(name, f"{name} must be a string of at most {MAX_HINT_BYTES} bytes")
         return True
     if name in NO_EFFECT:
@@ -178,3 +181,10 @@ def _is_accepted(name: str, value: object) -> bool:
     if not any(type(value) is type(neutral) and value == neutral for neutral in UNSUPPORTED[name]):
         raise unsupported(name)
     return True
+
+
+def _is_hint(name: str, value: object) -> bool:
+    """Whether a hint may have this value. Some send a whole record as `user`: its id, name and address."""
+    if name == "user" and isinstance(value, dict):
+        return True
+    return isinstance(value, str) and len(value.encode()) <= MAX_HINT_BYTES

@@ -16,6 +16,8 @@ from deltaserve.server.text.template_needs import REASONING_NAMES, TemplateError
 from deltaserve.server.text.text_codec import TextCodec, TooManyTokens
 
 _NAME = re.compile(r"[^\s<>|\\]{1,128}\Z")
+_SPEAKER = re.compile(r"(?! )([^\s<>|\\]| ){1,128}(?<! )\Z")
+_SPEAKER_RULE = "a name has 1 to 128 characters, no white space but spaces inside, and none of < > | \\"
 _NAME_RULE = "a name has 1 to 128 characters, no white space and none of < > | \\"
 _EMPTY: tuple[object, ...] = (None, "", [], {})
 _NOTHING = (*_EMPTY, False)
@@ -116,8 +118,8 @@ def _read(message: ChatMessage, param: str, unknown: UnknownFields) -> dict[str,
     for field in ("audio", "function_call"):
         if getattr(message, field) is not None:
             raise unsupported(f"{param}.{field}")
-    if message.name is not None and not _NAME.match(message.name):
-        raise invalid(f"{param}.name", _NAME_RULE)
+    if message.name is not None and not _SPEAKER.match(message.name):
+        raise invalid(f"{param}.name", _SPEAKER_RULE)
     if message.tool_calls and message.role != "assistant":
         raise invalid(f"{param}.tool_calls", "only an assistant message has tool_calls")
     _count_others(message, "messages[]", unknown)

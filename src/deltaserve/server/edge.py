@@ -31,8 +31,10 @@ _SAFE_ID = re.compile(rf"[{ID_CHARACTERS}]{{1,128}}\Z")
 DEFAULT_NAMESPACE = Namespace("default")
 OTHER_PATH = "other"
 
-_SINGLE = (b"authorization", b"content-type", b"content-encoding", b"x-deadline-seconds")
+_SINGLE = (b"authorization", b"x-api-key", b"content-type", b"content-encoding", b"x-deadline-seconds")
 """What a proxy in front of us may read the first of, and we the last."""
+_TRACE = re.compile(rb"[0-9a-f]{2}(-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})")
+"""W3C Trace Context, `traceparent`: version, trace, span, flags."""
 
 
 class Edge:
@@ -53,7 +55,7 @@ class Edge:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = self._routes.get(scope["path"])
         access = route.access if route else Access.KEY
-        reply = _Reply(send, _request_id(scope), route.errors if route else OPENAI_ERRORS)
+        reply = _Reply(send, _request_id(scope), _trace(scope), route.errors if route else OPENAI_ERRORS)
         try:
             headers = _checked_headers(scope, self._front.settings.http)
             self._check_host(access, headers)
@@ -94,12 +96,11 @@ class Edge:
         """The key of this request; None when keys are not in use. Raises ApiError 401 or 403."""
         if not self._keys or access is not Access.KEY:
             return None
-        scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
-        digest = _digest(secret.strip())
+        digest = _digest(_secret(headers) or b"")
         # Every stored digest is compared, each in constant time, so that timing tells nothing.
         matches = [key for stored, key in self._keys.items() if hmac.compare_digest(stored, digest)]
-        if scheme.lower() != b"bearer" or not matches:
-            message = "a valid API key is needed (Authorization: Bearer ...)"
+        if not matches:
+            message = "a valid API key is needed (Authorization: Bearer ..., or x-api-key: ...)"
             raise ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
         if self._right not in matches[0].rights:
             raise ApiError(403, "forbidden", f"this key has no {self._right.value} right")
@@ -109,8 +110,9 @@ class Edge:
 class _Reply:
     """A response on its way out: names the request, remembers the status."""
 
-    def __init__(self, send: Send, request_id: str, errors: ErrorShape) -> None:
+    def __init__(self, send: Send, request_id: str, trace: bytes | None, errors: ErrorShape) -> None:
         self.request_id = request_id
+        self._echoed = [(b"x-request-id", request_id.encode())] + ([(b"traceparent", trace)] if trace else [])
         self._errors = errors
         self.status: int | None = None
         self.started = False
@@ -120,7 +122,7 @@ class _Reply:
         if message["type"] == "http.response.start":
             self.started = True
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", []), (b"x-request-id", self.request_id.encode())]
+            message["headers"] = [*message.get("headers", []), *self._echoed]
         await self._send(message)
 
     async def refuse(self, error: ApiError, scope: Scope, receive: Receive) -> None:
@@ -131,6 +133,25 @@ class _Reply:
 
 def _digest(secret: bytes) -> bytes:
     return hashlib.sha256(secret).digest()
+
+
+def _secret(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """The key that a request brings, as OpenAI's clients send it or as Anthropic's do; None: none.
+
+    Raises ApiError 400 for two keys: a proxy may have looked at the one, and this server at the other.
+    """
+    scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
+    bearer = secret.strip() if scheme.lower() == b"bearer" else None
+    other = headers.get(b"x-api-key")
+    if bearer is not None and other is not None and bearer != other.strip():
+        raise _closing(400, "invalid_request", "authorization and x-api-key bring different keys: send one of them")
+    return bearer if other is None else other.strip()
+
+
+def _trace(scope: Scope) -> bytes | None:
+    """The client's `traceparent`, which the answer carries back as it came; None: there is none, or not one."""
+    given = next((value for name, value in scope["headers"] if name == b"traceparent"), b"")
+    return given if _TRACE.fullmatch(given) else None
 
 
 def _request_id(scope: Scope) -> str:

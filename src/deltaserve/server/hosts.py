@@ -16,10 +16,11 @@ from deltaserve.settings.rules import is_loopback
 
 
 def allowed_hosts(settings: ServerSettings, right: Right) -> frozenset[str] | None:
-    """Names that the listener of this right answers to, beside this machine's own. None: to any."""
+    """Names that the listener of this right answers to, beside this machine's own. None: to any, as no web page can
+    reach a Unix socket."""
     address = settings.admin_address if right is Right.ADMIN else None
     host = settings.host if address is None else address[0]
-    if settings.api_keys or not is_loopback(host):
+    if settings.api_keys or not is_loopback(host) or (settings.uds is not None and address is None):
         return None
     return frozenset({host.lower(), *(name.lower() for name in settings.allowed_hosts)})
 

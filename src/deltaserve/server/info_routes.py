@@ -75,13 +75,10 @@ async def model(front: Front, request: Request) -> Response:
 
 async def model_info(front: Front, request: Request) -> Response:
     """Serve GET /model_info."""
-    settings, text, limits = front.settings, front.text, front.engine.limits()
+    text, limits = front.text, front.engine.limits()
     return json_reply(
         {
-            "model": settings.model_name,
-            "served_model_name": settings.model_name,
-            "model_path": settings.model_path or settings.model_name,
-            "tokenizer_path": settings.model_path or settings.model_name,
+            **_names(front),
             "is_generation": True,
             "vocab_size": text.vocab_size,
             "eos_token_ids": list(text.eos_ids),
@@ -184,13 +181,18 @@ async def metrics(front: Front, request: Request) -> Response:
     return Response(front.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+async def server_facts(front: Front, request: Request) -> Response:
+    """Serve GET /server_info of the API's listener, where the admin routes have one of their own."""
+    return json_reply({"version": __version__, **_names(front)})
+
+
 async def server_info(front: Front, request: Request) -> Response:
-    """Serve GET /server_info."""
+    """Serve GET /server_info of the admin routes."""
     admission, health = front.admission, front.health
     return json_reply(
         {
             "version": __version__,
-            "model": front.settings.model_name,
+            **_names(front),
             "requests": admission.num_requests,
             "tokens": admission.num_tokens,
             "draining": health.draining,
@@ -251,6 +253,13 @@ async def past_request(front: Front, request: Request) -> Response:
     if line is None:
         raise ApiError(404, "not_found", "no recent request has this id")
     return json_reply(line)
+
+
+def _names(front: Front) -> dict[str, object]:
+    """What the model is called, and where it is: what routers of other projects read before they send anything."""
+    name, path = front.settings.model_name, front.settings.model_path
+    paths = {"model_path": path or name, "tokenizer_path": path or name}
+    return {"model": name, "served_model_name": name, **paths}
 
 
 def _model(front: Front, name: str) -> dict[str, object]:

@@ -6,8 +6,9 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
@@ -17,12 +18,13 @@ from deltaserve.server.app import PROBES, create_admin_app
 from deltaserve.server.front import Front
 from deltaserve.server.protocol import MAX_HEAD_BYTES, PROBE_CONNECTIONS, protocol_factory
 from deltaserve.server.settings import ServerSettings
+from deltaserve.server.sockets import BACKLOG, listen_for_api, listen_on
+from deltaserve.settings.urls import authority
 
 _POLL_S = 0.05
 _OTHER_FILES = 1024
 _ACCEPTS_AT_ONCE = 16
 """Connections that are taken before any of them is looked at: asyncio's accepts as many as the backlog is long."""
-_BACKLOG = 1024
 _LATER_FILES = 32
 """Logs and what libraries open once the server listens."""
 _FILES_PER_WORKER = 8
@@ -43,7 +45,10 @@ _HURRIED_S = 0.5
 class Listening:
     """Where a front can be reached."""
 
-    api: tuple[str, int]
+    url: str
+    """URL of the API; a Unix socket as nginx writes it."""
+    api: tuple[str, int] | None
+    """Address of the API; None for a Unix socket."""
     admin: tuple[str, int] | None
     """Address of the admin routes; None when they are on the API port."""
 
@@ -79,25 +84,32 @@ async def serve(
     front = app.state.front
     assert isinstance(front, Front)
     connections = _allow_files(settings)
-    bytes_to_send = settings.http.send_buffer_bytes
-    sockets = [_bind(settings.host, settings.port, bytes_to_send, reuse_port=settings.num_fronts > 1)]
+    sockets = [listen_for_api(settings)]
     servers = [_server(app, settings, connections.api)]
     if settings.admin_address is not None:
-        sockets.append(_bind(*settings.admin_address, bytes_to_send))
+        sockets.append(listen_on(*settings.admin_address, settings.http.send_buffer_bytes))
         servers.append(_server(create_admin_app(app), settings, connections.admin))
     runs = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
     try:
         for server, sock in zip(servers, sockets, strict=True):
             await _unless_ended(runs, server.listens)
-            sock.listen(_BACKLOG)  # uvicorn has set what it was told of, which bounds more than the queue
-        names = [sock.getsockname()[:2] for sock in sockets]
-        on_listening(Listening(names[0], names[1] if len(names) > 1 else None))
+            sock.listen(BACKLOG)  # uvicorn has set what it was told of, which bounds more than the queue
+        on_listening(_where(settings, sockets))
         await _unless_ended(runs, stop)
         await _drain(front, settings, hurry)
     finally:
         for server in servers:
             server.should_exit, server.force_exit = True, hurry.is_set()
         await asyncio.gather(*runs)
+        if settings.uds is not None:
+            Path(settings.uds).unlink(missing_ok=True)
+
+
+def _where(settings: ServerSettings, sockets: Sequence[socket.socket]) -> Listening:
+    api, *others = (None if sock.family is socket.AF_UNIX else sock.getsockname()[:2] for sock in sockets)
+    scheme = "http" if settings.tls is None else "https"
+    url = f"http://unix:{settings.uds}:" if api is None else f"{scheme}://{authority(*api)}"
+    return Listening(url, api, others[0] if others else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +175,7 @@ async def _until_empty(front: Front, most_s: float, hurry: asyncio.Event) -> Non
 
 
 def _server(app: Starlette, settings: ServerSettings, max_connections: int) -> _Server:
-    http = replace(settings.http, max_connections=max_connections)
+    http, tls = replace(settings.http, max_connections=max_connections), settings.tls
     return _Server(
         uvicorn.Config(
             app,
@@ -178,18 +190,7 @@ def _server(app: Starlette, settings: ServerSettings, max_connections: int) -> _
             timeout_keep_alive=int(http.keep_alive_s),
             timeout_graceful_shutdown=int(http.linger_s),
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            ssl_certfile=tls.certificate if tls else None,
+            ssl_keyfile=tls.key if tls else None,
         )
     )
-
-
-def _bind(host: str, port: int, send_buffer_bytes: int, *, reuse_port: bool = False) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        sock = socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=reuse_port)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror or error})") from error
-    # Connections inherit both. asyncio sets the first only on sockets that were made with an explicit protocol, and
-    # without it a stream's first event waits 40 ms for the client's acknowledgement of the head.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
-    return sock

@@ -52,7 +52,8 @@ class OpenAiFormat(AnswerFormat):
             **self._envelope(self.whole_object),
             "choices": choices,
             **(self._of_prompt(*ends[0]) if self.prompt_at_root else {}),
-            **self._at_end(counted),
+            "usage": self._usage(counted),
+            **self._extension(counted),
         }
 
     def events(self, piece: TextPiece, counted: Counted, *, is_first: bool) -> bytes:
@@ -70,10 +71,11 @@ class OpenAiFormat(AnswerFormat):
         return event(chunk)
 
     def last_events(self, counted: Counted) -> bytes:
-        """A chunk of the counts, for clients that asked for it."""
-        if not self._tells_usage:
-            return DONE
-        return event({**self._envelope(self.chunk_object), "choices": [], **self._at_end(counted)}) + DONE
+        """SGLang's `sglext`, then the counts, each in a chunk of its own, for clients that asked for it."""
+        usage: Json = {"usage": self._usage(counted)} if self._tells_usage else {}
+        told = (self._extension(counted), usage)
+        chunks = ({**self._envelope(self.chunk_object), "choices": [], **fields} for fields in told if fields)
+        return b"".join(map(event, chunks)) + DONE
 
     def _envelope(self, kind: str) -> Json:
         return {"id": self._job.id, "object": kind, "created": self._job.created, "model": self._job.model}
@@ -99,12 +101,11 @@ class OpenAiFormat(AnswerFormat):
             body["prompt_logprobs"] = prompt_logprob_list(self._codec, sample.prompt, piece.prompt_logprobs)
         return body
 
-    def _at_end(self, counted: Counted) -> Json:
-        """The usage, and SGLang's `sglext` for clients that asked for what is in it."""
+    def _extension(self, counted: Counted) -> Json:
+        """SGLang's `sglext`, for clients that asked for what is in it."""
         if not self._fields.return_cached_tokens_details:
-            return {"usage": self._usage(counted)}
-        details = cached_details(*self._first_reports(counted))
-        return {"usage": self._usage(counted), "sglext": {"cached_tokens_details": details}}
+            return {}
+        return {"sglext": {"cached_tokens_details": cached_details(*self._first_reports(counted))}}
 
     def _usage(self, counted: Counted) -> Json:
         """A prompt counts once, however many samples it has."""

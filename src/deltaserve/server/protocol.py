@@ -261,7 +261,8 @@ class GuardedProtocol(H11Protocol):
         if not self._answer(error):
             self.transport.close()
             return
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS cannot
+            self.transport.write_eof()
         self._linger_timer = self.loop.call_later(self._limits.linger_s, self.transport.abort)
 
     def _answer(self, error: ApiError) -> bool:

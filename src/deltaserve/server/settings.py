@@ -24,6 +24,15 @@ class ApiKey:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """A certificate with those that vouch for it, and its key, as PEM files."""
+
+    certificate: str
+    key: str | None
+    """None: it is in the file of the certificate."""
+
+
+@dataclass(frozen=True, slots=True)
 class HttpLimits:
     """Bounds on what one peer may cost before its request is understood."""
 
@@ -80,6 +89,10 @@ class ServerSettings:
     """Path of the model as the command line names it; requests may call the model by it too."""
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: str | None = None
+    """Path of the Unix socket on which the API listens in place of host and port."""
+    tls: TlsFiles | None = None
+    """None: plain HTTP."""
     admin_host: str | None = None
     admin_port: int | None = None
     """Port of the admin routes, where they are to have a listener of their own whatever else holds; see
@@ -87,6 +100,8 @@ class ServerSettings:
     api_keys: tuple[ApiKey, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     """Names in Host headers that are answered on loopback without keys, beside those of this machine."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may call the API and read its answers; `*`: any."""
     http: HttpLimits = field(default_factory=HttpLimits)
     default_max_tokens: int | None = None
     """Output tokens of a chat that names no limit; None: what the context leaves, which is the most in any case.

@@ -5,6 +5,7 @@ The tree says what a value may be and what it means; `rules` says what values ma
 """
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -28,6 +29,16 @@ USEFUL_POOL_FACTOR = 4
 def _power_of_two(value: int) -> int:
     if value & (value - 1):
         raise ValueError("not a power of two")
+    return value
+
+
+def _host(value: str) -> str:
+    if ":" in value:
+        if "%" in value:
+            raise ValueError("an address with a zone")
+        ipaddress.IPv6Address(value)
+    elif not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}", value):
+        raise ValueError("not a host name")
     return value
 
 
@@ -84,10 +95,7 @@ Names = Annotated[
     str,
     Field(pattern=f"^{_NAME}(,{_NAME}){{0,99}}$", description="names of letters, digits and . _ : / -, after commas"),
 ]
-Host = Annotated[
-    str,
-    Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,252})$", description="a host name or IPv4 address"),
-]
+Host = Annotated[str, Field(description="a host name, IPv4 or IPv6 address"), AfterValidator(_host)]
 HostList = Annotated[
     str,
     Field(
@@ -95,6 +103,18 @@ HostList = Annotated[
         description="a list of host names such as chat.example.com,llm.lan",
     ),
 ]
+_ORIGIN = r"(\*|https?://[A-Za-z0-9.:\[\]-]{1,262})"
+OriginList = Annotated[
+    str,
+    Field(
+        pattern=f"^{_ORIGIN}(,{_ORIGIN}){{0,99}}$",
+        description="a list of origins such as https://chat.example.com,http://localhost:3000, or * for any",
+    ),
+]
+SocketPath = Annotated[
+    str, Field(pattern=r"^/[^\x00\n]+$", max_length=100, description="an absolute path of 2 to 100 characters")
+]
+"""The kernel's limit is 107 bytes."""
 Network = Annotated[
     str,
     Field(description="an IPv4 network such as 10.0.0.0/24, no wider than /8"),
@@ -174,6 +194,12 @@ class ModelSettings(Group):
         "stored; none dequantizes them when they are loaded; int8 rounds all other matrices to 8 bits, too; a8 also "
         "what they are multiplied with",
         commands=COMPUTING,
+        use="rare",
+    )
+    chat_template: Text | None = option(
+        None,
+        "file of a chat template (Jinja) in place of the model's own",
+        commands=ROUTING,
         use="rare",
     )
     sampling_defaults: SamplingSource = option(
@@ -578,6 +604,27 @@ class NetworkSettings(Group):
         "names by which clients may reach a server on loopback without keys, beside localhost: a proxy's, for instance",
         commands=ROUTING,
         use="rare",
+    )
+    allowed_origins: OriginList | None = option(
+        None,
+        "origins of web pages that may call the API (CORS), `A B` or `A,B`; by default none",
+        commands=ROUTING,
+        use="rare",
+    )
+    uds: SocketPath | None = option(
+        None,
+        "Unix socket on which the API listens, in place of --host and --port: who may write to the file may connect",
+        commands=ROUTING,
+        use="rare",
+    )
+    ssl_certfile: Text | None = option(
+        None,
+        "PEM file of the certificate chain: the API and the admin routes are https then",
+        commands=ROUTING,
+        use="rare",
+    )
+    ssl_keyfile: Text | None = option(
+        None, "PEM file of the certificate's key; by default in --ssl-certfile", commands=ROUTING, use="rare"
     )
     max_connections_per_address: Count | None = option(
         None,

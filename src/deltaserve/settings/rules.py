@@ -154,6 +154,8 @@ def _listeners(settings: Settings, command: str) -> Iterator[str]:
     host, security = settings.network.host, settings.security
     is_worker = command in WORKER_COMMANDS
     is_local = is_loopback(host)
+    if is_worker and ":" in host:
+        yield f"--host {host}: a worker listens on an IPv4 address; name one, or a host name"
     if is_worker and is_any(host) and settings.network.advertise is None:
         yield f"--host {host}: nobody can dial that, and a worker is known by its address; add --advertise HOST"
     if not is_local and is_worker and security.trusted_data_network is None:
@@ -162,6 +164,14 @@ def _listeners(settings: Settings, command: str) -> Iterator[str]:
     if is_worker and is_local and devices not in (None, "lo") and security.trusted_data_network is None:
         yield f"--transfer-devices {devices}: page transfers carry no authentication; add --trusted-data-network"
     network = settings.network
+    if network.uds is not None and not is_local:
+        yield f"--host {host}: with --uds {network.uds} nothing listens there; leave one of them out"
+    if network.uds is not None and network.fronts > 1:
+        yield f"--fronts {network.fronts}: a Unix socket (--uds {network.uds}) has one listener; leave one of them out"
+    if network.uds is not None and network.ssl_certfile is not None:
+        yield f"--ssl-certfile {network.ssl_certfile}: a Unix socket is not encrypted; leave it or --uds out"
+    if network.ssl_keyfile is not None and network.ssl_certfile is None:
+        yield f"--ssl-keyfile {network.ssl_keyfile}: needs --ssl-certfile, the certificate of the key"
     if not is_worker and network.admin_port == network.port:
         yield f"--admin-port {network.port}: is that of the API (--port); leave it out, or choose another"
     if security.insecure_network:

@@ -10,10 +10,22 @@ DEFAULT_URL = f"http://{_NETWORK.host}:{_NETWORK.port}"
 """URL of a server that was started without --host and --port."""
 
 
+def authority(host: str, port: int) -> str:
+    """Host and port as they stand in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def api_url(network: NetworkSettings) -> str:
+    """Where the API of a server with these settings is; a Unix socket as nginx writes it."""
+    if network.uds is not None:
+        return f"http://unix:{network.uds}:"
+    scheme = "http" if network.ssl_certfile is None else "https"
+    return f"{scheme}://{authority(network.host, network.port)}"
+
+
 def url_of(host: str | None, port: int | None) -> str:
     """URL of a server at this host and port; None: the default one."""
-    name = _NETWORK.host if host is None else f"[{host}]" if ":" in host else host
-    return f"http://{name}:{_NETWORK.port if port is None else port}"
+    return f"http://{authority(_NETWORK.host if host is None else host, _NETWORK.port if port is None else port)}"
 
 
 def server_root(url: str) -> str:

@@ -250,6 +250,35 @@ def test_a_template_may_stand_in_the_tokenizer_config(folder: Path) -> None:
         TextCodec.load(folder)
 
 
+def test_a_template_may_be_another_than_the_models(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "other.jinja"
+    path.write_text("{% for m in messages %}{{ m.content }};{% endfor %}")
+    chat = [{"role": "user", "content": "a"}]
+    assert TextCodec.load(folder, template=path).encode_chat(chat, {}) == tuple(b"a;")
+    (folder / "chat_template.jinja").unlink()
+    assert TextCodec.load(folder, template=path).encode_chat(chat, {}) == tuple(b"a;")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "No such file or directory; name a file"),
+        (b"", "an empty template"),
+        (b"\xff", "byte 0 is not UTF-8"),
+        (b"{% if %}", "the chat template does not compile"),
+        (b"x" * 70_000, "the chat template has 65537 bytes"),
+        (b"{{ raise_exception('no') }}", "the chat template refuses one plain message"),
+    ],
+)
+def test_a_bad_template_of_the_operator(folder: Path, tmp_path: Path, content: bytes | None, told: str) -> None:
+    path = tmp_path / "other.jinja"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        TextCodec.load(folder, template=path)
+    assert str(caught.value).startswith(f"--chat-template {path}: ") and told in str(caught.value)
+
+
 def test_every_file_may_name_an_end_of_sequence(folder: Path) -> None:
     assert TextCodec.load(folder).eos_ids == (258,)
     _edit("generation_config.json", eos_token_id=[259, 263])(folder)

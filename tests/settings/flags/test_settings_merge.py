@@ -102,6 +102,11 @@ EXAMPLES: dict[str, str] = {
     "admin-port": "9100",
     "fronts": "2",
     "allowed-hosts": "llm.example",
+    "allowed-origins": "https://chat.example,http://[::1]:3000",
+    "uds": "/run/llm.sock",
+    "ssl-certfile": "server.pem",
+    "ssl-keyfile": "server.key",
+    "chat-template": "chat.jinja",
     "advertise": "worker-0.example:9000",
     "start-timeout-s": "900",
     "shutdown-grace-s": "20",
@@ -111,6 +116,7 @@ COMPANIONS = {
     "speculative-draft-model-path": ["--speculative-algorithm", "EAGLE3"],
     "dp-size": ["--enable-dp-attention"],
     "enable-dp-attention": ["--dp-size", "2"],
+    "ssl-keyfile": ["--ssl-certfile", "server.pem"],
 }
 """What an option cannot be without."""
 OPTIONS = {option.key: option for option in read_options()}

@@ -45,13 +45,18 @@ def ask_admin(path: str, base_url: str, admin_url: str | None, keys: Sequence[Ap
         except (httpx.HTTPError, ConfigError, ValueError) as error:
             tried.append(f"{root}{path}: {type(error).__name__}")
             continue
-        if isinstance(content, dict):
+        if isinstance(content, dict) and not _is_of_the_api(content):
             return AdminAnswer(content)
-        tried.append(f"{root}{path}: HTTP {reply.status_code}")
+        tried.append(f"{root}{path}: " + ("names of the model only" if content else f"HTTP {reply.status_code}"))
         advice = _ADVICE.get(reply.status_code, _WHERE)
-        if reply.status_code not in _ELSEWHERE:
+        if content is None and reply.status_code not in _ELSEWHERE:
             break
     return AdminAnswer(None, f"{', '.join(tried)}; {advice}")
+
+
+def _is_of_the_api(content: dict[str, Any]) -> bool:
+    """Whether it is what /server_info tells holders of any key, where the admin routes are elsewhere."""
+    return "served_model_name" in content and "engine" not in content
 
 
 def admin_places(base_url: str, own_addresses: Collection[str]) -> list[str]:

@@ -21,6 +21,7 @@ from deltaserve.launch.compose import cpu_bytes
 from deltaserve.launch.net_devices import interface_addresses, net_devices
 from deltaserve.settings.config import Settings
 from deltaserve.settings.rules import is_loopback
+from deltaserve.settings.urls import authority, url_of
 
 _MIN_PYTHON = (3, 11)
 _LIBRARIES = ("torch", "pyzmq", "msgspec", "starlette", "uvicorn", "tokenizers", "safetensors", "xxhash")
@@ -86,9 +87,9 @@ def check_listeners(host: str, port: int) -> Iterator[Line]:
 
 def check_listener(host: str, port: int, purpose: str) -> Line:
     """Whether anybody could listen there now."""
-    where = f"{host}:{port}"
+    where = authority(host, port)
     try:
-        with socket.socket() as probe:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             probe.listen()
@@ -113,11 +114,11 @@ def _hint(error: Exception) -> str:
 def _server_at(host: str, port: int) -> str | None:
     """Base URL of the deltaserve server whose API or admin routes answer there. Probes are open to all: no key."""
     try:
-        with http_client(f"http://{host}:{port}", _ASK_S) as http:
+        with http_client(url_of(host, port), _ASK_S) as http:
             reply = http.get("/readyz")
     except httpx.HTTPError:
         return None
     if not _REQUEST_ID.fullmatch(reply.headers.get("x-request-id", "")):
         return None
     is_admin = reply.status_code == httpx.codes.NOT_FOUND  # probes are answered where the API is
-    return f"http://{host}:{port - 1 if is_admin else port}"
+    return url_of(host, port - 1 if is_admin else port)

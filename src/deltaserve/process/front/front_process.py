@@ -32,7 +32,7 @@ from deltaserve.process.links.security import LinkSecurity
 from deltaserve.server.app import create_app
 from deltaserve.server.heap import return_large_blocks
 from deltaserve.server.listening import Listening, serve
-from deltaserve.server.settings import HttpLimits, ServerSettings, StreamTimes
+from deltaserve.server.settings import HttpLimits, ServerSettings, StreamTimes, TlsFiles
 from deltaserve.server.text.text_codec import TextCodec
 
 _READY_POLL_S = 0.05
@@ -72,6 +72,11 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     api_key_file: str | None
     max_queue: int
     allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    uds: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    chat_template: str | None = None
     max_connections_per_address: int | None
     default_max_tokens: int | None
     sampling_defaults: SamplingSource
@@ -118,7 +123,7 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
     boot = new_boot(0 if parent is None else parent.welcome.former_boot)
     secret = read_cluster_key(Path(spec.secret_path))
     with telling_shortage():
-        text = TextCodec.load(Path(spec.model_path), overrides=spec.model_overrides, sampling=spec.sampling_defaults)
+        text = _codec(spec)
         links = Links(LinkSecurity.from_cluster_key(secret) if spec.curve else None)
     members = members_of(spec.workers, () if parent is None else parent.welcome.peers)
     engine = RouterEngine(_front_config(spec, boot, secret, members), links)
@@ -136,11 +141,10 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
     helpers = [loop.create_task(_prove_life()), loop.create_task(_stop_on_breach(engine, stop))]
 
     def on_listening(where: Listening) -> None:
-        url = f"http://{where.api[0]}:{where.api[1]}"
         announce = (
-            _tell_user(engine, url, stop, speaker, spec.grace_s)
+            _tell_user(engine, where.url, stop, speaker, spec.grace_s)
             if parent is None
-            else _tell_parent(engine, url, boot, parent, waits_for_others=any(w.url for w in spec.workers))
+            else _tell_parent(engine, where.url, boot, parent, waits_for_others=any(w.url for w in spec.workers))
         )
         helpers.append(loop.create_task(announce))
 
@@ -153,6 +157,11 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
                 await task
         engine.close()
     return Exit.INTEGRITY if engine.breached.is_set() else Exit.OK
+
+
+def _codec(spec: FrontSpec) -> TextCodec:
+    template = None if spec.chat_template is None else Path(spec.chat_template)
+    return TextCodec.load(Path(spec.model_path), spec.model_overrides, spec.sampling_defaults, template)
 
 
 async def _prove_life() -> None:
@@ -226,6 +235,9 @@ def _settings(spec: FrontSpec) -> ServerSettings:
         admin_port=spec.admin_port,
         api_keys=read_api_keys(Path(spec.api_key_file)) if spec.api_key_file else (),
         allowed_hosts=spec.allowed_hosts,
+        allowed_origins=spec.allowed_origins,
+        uds=spec.uds,
+        tls=None if spec.ssl_certfile is None else TlsFiles(spec.ssl_certfile, spec.ssl_keyfile),
         model_path=spec.given_path,
         http=HttpLimits(max_connections_per_address=spec.max_connections_per_address),
         num_fronts=spec.num_fronts,

@@ -22,7 +22,7 @@ from deltaserve.server.text.quoting_tokenizer import QuotingTokenizer, fast_ids
 from deltaserve.server.text.stop_filter import HiddenStops
 from deltaserve.server.text.template import PLAIN_CHAT, ChatTemplate, split_quoted
 from deltaserve.server.text.template_needs import Message
-from deltaserve.server.text.text_files import TemplateSource, TextFiles, read_files
+from deltaserve.server.text.text_files import TemplateSource, TextFiles, read_files, read_template
 from deltaserve.server.text.tokenizer_fit import fitted
 
 _log = logging.getLogger(__name__)
@@ -79,8 +79,10 @@ class TextCodec:
         model: Path,
         overrides: str | None = None,
         sampling: SamplingSource = "model",
+        template: Path | None = None,
     ) -> "TextCodec":
-        """Read a model folder or GGUF file. `overrides`: of its configuration, as for the model's weights (`spec_of`).
+        """Read a model folder or GGUF file. `overrides`: of its configuration, as for the model's weights (`spec_of`);
+        `template`: file of a chat template in place of the model's own.
 
         Raises ConfigError naming the file and what is wrong with it.
         """
@@ -91,12 +93,14 @@ class TextCodec:
         with library_errors(unusable):
             fit = fitted(files.tokenizer, spec.vocab_size)
         files = replace(files, tokenizer=fit.tokenizer)
-        template = _load_template(files)
+        if template is not None:
+            files = replace(files, template=read_template(template))
+        chat = _load_template(files)
         recommended = _sampling_defaults(files.generation)
         defaults = recommended if sampling == "model" else SamplingDefaults()
-        ends = end_ids(spec.eos_token_ids, files, template)
+        ends = end_ids(spec.eos_token_ids, files, chat)
         with library_errors(unusable):
-            codec = TextCodec(fit.tokenizer, spec.vocab_size, ends, template, defaults)
+            codec = TextCodec(fit.tokenizer, spec.vocab_size, ends, chat, defaults)
             check_coverage(fit.tokenizer, codec._table, spec.vocab_size, model.name)
         if files.template is not None:
             _check_chat(codec, files.template, fit.left_out)

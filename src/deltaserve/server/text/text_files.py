@@ -16,6 +16,7 @@ from deltaserve.model.source import TensorSource
 from deltaserve.model.stand_ins import stand_in
 from deltaserve.server.text.library_errors import library_errors
 from deltaserve.server.text.special_tokens import TokenMaps, whole
+from deltaserve.server.text.template import MAX_TEMPLATE_BYTES
 
 _TO_FAST = (
     "only tokenizer.json is read; transformers writes it, from tokenizer.model, vocab.json with merges.txt or "
@@ -98,15 +99,30 @@ def _template_source(folder: Path, tokenizer_config: Mapping[str, object]) -> Te
     path = folder / "chat_template.jinja"
     content = read_in_folder(path)
     if content is not None:
-        remedy = "mend the file, or remove it to serve completions without chats"
-        try:
-            source = content.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: byte {error.start} is not UTF-8; {remedy}") from error
-        if not source.strip():
-            raise ConfigError(f"{path}: an empty template, by which every chat would be an empty prompt; {remedy}")
-        return TemplateSource(source, str(path), remedy)
+        return _whole_template(content, str(path), "mend the file, or remove it to serve completions without chats")
     return given[0] or given[1]
+
+
+def read_template(path: Path) -> TemplateSource:
+    """A chat template that the operator names in place of the model's own. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_TEMPLATE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"--chat-template {path}: {error.strerror or error}; name a file of a Jinja template"
+        ) from error
+    return _whole_template(content, f"--chat-template {path}", "mend the file, or leave the flag out")
+
+
+def _whole_template(content: bytes, where: str, remedy: str) -> TemplateSource:
+    try:
+        source = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: byte {error.start} is not UTF-8; {remedy}") from error
+    if not source.strip():
+        raise ConfigError(f"{where}: an empty template, by which every chat would be an empty prompt; {remedy}")
+    return TemplateSource(source, where, remedy)
 
 
 def _template_entry(path: Path, value: object) -> TemplateSource | None:

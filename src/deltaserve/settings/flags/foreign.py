@@ -59,6 +59,7 @@ class Foreign:
 _ALIASES = {
     "model-path": "model m",
     "served-model-name": "alias model-name a",
+    "chat-template": "chat-template-file custom-jinja-template",
     "context-length": "max-model-len max-seq-len ctx-size c",
     "json-model-override-args": "hf-overrides",
     "page-size": "block-size kv-cache-block-size",
@@ -80,6 +81,9 @@ _ALIASES = {
     "transfer-devices": "disaggregation-ib-device",
     "fronts": "api-server-count tokenizer-worker-num",
     "host": "http-host",
+    "ssl-certfile": "ssl-cert-file tls-cert-path",
+    "ssl-keyfile": "ssl-key-file tls-key-path",
+    "allowed-origins": "cors-allowed-origins",
     "port": "http-port",
     "request-timeout-s": "request-timeout-secs",
     "quantization": "q",
@@ -120,6 +124,7 @@ _IDLE = {
         "cudagraph-metrics enable-mfu-metrics enable-server-load-tracking show-hidden-metrics-for-version= "
         "enable-metrics-for-all-workers perf publish-events-and-metrics"
     ),
+    "pages of --allowed-origins may use every method and header of the API": "allowed-methods=* allowed-headers=*",
     "usage always reports cached tokens": "enable-cache-report=true enable-prompt-tokens-details",
     "usage is sent where a request asks for it": "enable-force-include-usage",
     _LOGGED: (
@@ -292,15 +297,13 @@ _REFUSED = {
         "api-key=* jwt-issuer= jwt-audience= jwt-jwks-uri= control-plane-api-keys=* control-plane-audit-enabled"
     ),
     "secrets come from files; write --api-key-file FILE, with a line `SECRET NAMESPACE admin`": "admin-api-key=",
-    "TLS is ended by a proxy before the server; leave it out": (
-        "ssl-keyfile= ssl-certfile= ssl-ca-certs= ssl-keyfile-password= ssl-cert-reqs= ssl-key-file= "
-        "ssl-cert-file= tls-cert-path= tls-key-path= enable-ssl-refresh ssl-ciphers= server-cert-path= "
+    "TLS here is --ssl-certfile and --ssl-keyfile without a password; for more, let a proxy end it": (
+        "ssl-ca-certs= ssl-keyfile-password= ssl-cert-reqs= enable-ssl-refresh ssl-ciphers= server-cert-path= "
         "server-key-path= ca-cert-path=* ca-cert-paths=* client-cert-path= client-key-path="
     ),
     "the API begins at /; let a proxy take the path away": "root-path= fastapi-root-path= api-prefix=",
-    "requests from a browser of another site need a proxy that allows them": (
-        "allowed-origins=* allowed-methods=* allowed-headers=* cors-allowed-origins=* allow-credentials "
-        "cors-allow-credentials"
+    "keys are no cookies, so a page needs no credentials; write --allowed-origins alone": (
+        "allow-credentials cors-allow-credentials"
     ),
     "write --num-pages (tokens / page size)": "max-total-tokens= num-gpu-blocks-override=",
     "write --mem-fraction-static, or --num-pages": "kv-cache-memory-bytes= kv-cache-memory=",
@@ -344,11 +347,10 @@ _REFUSED = {
         "quantization-param-path= modelopt-quant= torchao-config= speculative-draft-model-quantization= "
         "modelopt-checkpoint-restore-path= quantize-and-serve allow-deprecated-quantization calculate-kv-scales"
     ),
-    "the tokenizer and its template are those of the model folder; put it there, or leave it out": (
-        "tokenizer= tokenizer-path= chat-template= chat-template-file= custom-jinja-template= "
-        "hf-chat-template-name= chat-template-content-format= completion-template= trust-request-chat-template "
-        "response-role= exclude-tools-when-tool-choice-none spm-infill skip-chat-parsing no-jinja "
-        "prefill-assistant no-prefill-assistant sp special"
+    "the tokenizer is that of the model folder, and so is the template; write --chat-template FILE for another one": (
+        "tokenizer= tokenizer-path= hf-chat-template-name= chat-template-content-format= completion-template= "
+        "trust-request-chat-template response-role= exclude-tools-when-tool-choice-none spm-infill "
+        "skip-chat-parsing no-jinja prefill-assistant no-prefill-assistant sp special"
     ),
     "sampling that generation_config.json in MODEL recommends is the default; write it there, or in requests": (
         "preferred-sampling-params= override-generation-config="
@@ -485,7 +487,7 @@ _REFUSED = {
         "kt-weight-path= kt-method= kt-cpuinfer= kt-threadpool-count= kt-num-gpu-experts= "
         "kt-max-deferred-experts-per-token="
     ),
-    "a server listens on a TCP port; write --host 127.0.0.1 and --port": "uds= reuse-port",
+    "one server listens on a port; leave it out": "reuse-port",
     "its paths are fixed, see /docs; leave it out": "slots no-slots props path= tools-endpoint= models-endpoint=",
     "write --log-level, --log-format and --log-to; logging is not configured by a file": (
         "log-config-file= log-disable"

@@ -31,6 +31,7 @@ VALUES: Mapping[tuple[str, str], Told] = {
     ("kv-cache-dtype", "bf16"): "bfloat16",
     ("kv-cache-dtype", "fp8"): "fp8_e4m3",
     ("kv-cache-dtype", "fp8_e5m2"): Denied("of the two forms of fp8 only fp8_e4m3 is built; write that"),
+    ("allowed-origins", '["*"]'): "*",  # vLLM's list in JSON
     ("context-length", "-1"): "auto",
     ("context-length", "0"): "auto",
     **{("default-max-tokens", text): Idle("the context says how long an answer may be") for text in ("-1", "-2")},

@@ -17,6 +17,7 @@ from deltaserve.settings.config import (
     Devices,
     Group,
     Names,
+    OriginList,
     Port,
     Settings,
     Share,
@@ -40,6 +41,7 @@ _METAVARS = (
     (Devices, "LIST"),
     (Transports, "LIST"),
     (Names, "NAME"),
+    (OriginList, "LIST"),
 )
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
@@ -89,7 +91,7 @@ class Option:
     @property
     def is_list_of_names(self) -> bool:
         """May be several words of a command line, or a list in a file, as well as one text with commas."""
-        return Names in _members(self.annotation)
+        return not {Names, OriginList}.isdisjoint(_members(self.annotation))
 
     @property
     def is_count(self) -> bool:
