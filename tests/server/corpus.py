@@ -181,6 +181,11 @@ SHARED: list[Bad] = [
             "disagg_prefill_dp_rank", "worker_id", "_internal", "fake_kv",
         )
     ],
+    ("bad_words", ["x", "two"], _U, "bad_words[1]"),
+    ("bad_words", [""], _V, "bad_words[0]"),
+    ("bad_words", ["x"] * 301, _V, None),
+    ("bad_words", "x", _V, None),
+    ("return_tokens_as_token_ids", 1, _V, None),
     *[
         (name, value, _U, None)
         for name, value in {
@@ -199,9 +204,7 @@ SHARED: list[Bad] = [
             "lora_path": "x",
             "use_beam_search": True,
             "chat_template": "{{ 1 }}",
-            "truncate_prompt_tokens": 5,
             "allowed_token_ids": [1],
-            "bad_words": ["x"],
             "return_hidden_states": True,
         }.items()
     ],
@@ -238,6 +241,9 @@ COMPLETION_ONLY: list[Bad] = [
     ("logprobs", True, _V, None),
     ("logprobs", 10**6, _V, None),
     ("echo", "yes", _V, None),
+    ("truncate_prompt_tokens", 0, _V, None),
+    ("truncate_prompt_tokens", -2, _V, None),
+    ("truncate_prompt_tokens", 1.0, _V, None),
     ("suffix", "tail", _U, None),
 ]
 
@@ -322,12 +328,18 @@ CHAT_ONLY: list[Bad] = [
     ("chat_template_kwargs", {"a b": "x"}, _V, None),
     ("chat_template_kwargs", {f"k{i}": 1 for i in range(17)}, _V, None),
     ("continue_final_message", True, _U, None),
+    ("truncate_prompt_tokens", 5, _U, None),
 ]
 
 GENERATE_ONLY: list[Bad] = [
     ("text", "", _V, None),
     ("text", 7, _V, None),
-    ("text", ["a", "b"], _V, None),
+    ("text", [], _V, None),
+    ("text", ["a", 7], _V, "text[1]"),
+    ("text", ["a", ""], _V, "text[1]"),
+    ("text", ["a"] * 1025, _V, None),
+    ("text", ["a", "x" * 600], _C, None),
+    ("input_ids", [[1]], _V, "text"),
     ("input_ids", [1], _V, "text"),
     *[("rid", value, _V, None) for value in (7, "a\nb", "a\x1b[31m", "a/b", "", "\u2028")],
     ("bootstrap_room", 5, "unknown_parameter", None),
@@ -339,7 +351,8 @@ GENERATE_ONLY: list[Bad] = [
     ("sampling_params", {"max_new_tokens": -1}, _V, "sampling_params.max_new_tokens"),
     ("sampling_params", {"temperature": -1}, _V, "sampling_params.temperature"),
     ("sampling_params", {"regex": "a"}, _U, "sampling_params.regex"),
-    ("sampling_params", {"n": 2}, _U, "sampling_params.n"),
+    ("sampling_params", {"n": 0}, _V, "sampling_params.n"),
+    ("sampling_params", [{}], _V, None),
     ("sampling_params", {"bootstrap_host": "x"}, "unknown_parameter", "sampling_params.bootstrap_host"),
 ]
 

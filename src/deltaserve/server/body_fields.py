@@ -26,9 +26,9 @@ _NEVER = """
     suffix functions function_call tools audio prediction web_search_options moderation documents chat_template
     continue_final_message echo mm_processor_kwargs image_data video_data audio_data images
     guided_regex guided_choice guided_grammar guided_decoding_backend structured_outputs
-    regex ebnf grammar structural_tag logits_processors custom_logit_processor allowed_token_ids bad_words
+    regex ebnf grammar structural_tag logits_processors custom_logit_processor allowed_token_ids
     use_beam_search truncate_prompt_tokens return_hidden_states lora_path lora_request lora input_embeds
-    prompt_embeds custom_params return_tokens_as_token_ids vllm_xargs session_params thinking token_ids_logprob
+    prompt_embeds custom_params vllm_xargs session_params thinking token_ids_logprob
     text_token_ids_logprob stop_regex
 """
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {

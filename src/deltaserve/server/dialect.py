@@ -35,7 +35,7 @@ class AnswerFormat(ABC):
     """
 
     @abstractmethod
-    def whole(self, pieces: Mapping[int, TextPiece], counted: Counted) -> Json:
+    def whole(self, pieces: Mapping[int, TextPiece], counted: Counted) -> Json | list[Json]:
         """The body of a job that is not streamed; `pieces` holds every sample, complete."""
 
     @abstractmethod
@@ -118,7 +118,7 @@ def recorded(record: JobRecord) -> Iterator[None]:
         record.end(outcome)
 
 
-async def whole_answer(runner: Runner, record: JobRecord, answer: AnswerFormat) -> Json:
+async def whole_answer(runner: Runner, record: JobRecord, answer: AnswerFormat) -> Json | list[Json]:
     """The JSON body of a job that is not streamed. Raises ApiError."""
     parts: dict[int, list[TextPiece]] = {sample.index: [] for sample in record.job.samples}
 

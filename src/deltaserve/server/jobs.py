@@ -45,6 +45,8 @@ class Job:
     samples: tuple[Sample, ...]
     is_streamed: bool
     text: TextOptions
+    is_list: bool = False
+    """The answer is a list, in dialects where one prompt has an answer alone."""
 
     @property
     def prompt_len(self) -> int:
@@ -90,6 +92,12 @@ class OutputLimit:
         if self.asked is not None and not least <= self.asked <= most:
             allowed = f"{least}..{most}, the context's length"
             raise invalid(self.param, f"{self.param} is {excerpt(self.asked)}, allowed is {allowed}")
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that fits with what is asked."""
+        context = min(self.limits.max_context_len, self.limits.max_total_len or self.limits.max_context_len)
+        return max(1, min(self.limits.max_prompt_len, context - (self.asked or 1)))
 
     def resolve(self, prompt: Prompt) -> int:
         """Output tokens this prompt may get. Raises ApiError 400 with the numbers when prompt or sum do not fit."""
@@ -142,6 +150,8 @@ class Common(SamplingFields):
     """Match nothing and leave nothing in any cache: warm-up, probes, benchmarks."""
     timings: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """vLLM's: tokens of logprobs are `token_id:7` in place of their text, which several tokens may share."""
     return_cached_tokens_details: bool | None = None
 
 

@@ -92,6 +92,10 @@ class OpenAiFormat(AnswerFormat):
             **(self._of_prompt(sample, piece) if is_first and not self.prompt_at_root else {}),
         }
 
+    def _label(self, token: int) -> str:
+        """What a token is called among logprobs."""
+        return f"token_id:{token}" if self._fields.return_tokens_as_token_ids else self._codec.token_label(token)
+
     def _of_prompt(self, sample: Sample, piece: TextPiece) -> Json:
         """What only clients who asked for it see."""
         body: Json = {}

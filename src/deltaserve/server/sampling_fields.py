@@ -3,13 +3,14 @@
 import hashlib
 import math
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
 from deltaserve.core.sampling import SamplingParams
-from deltaserve.server.api_errors import invalid
+from deltaserve.server.api_errors import invalid, unsupported
 from deltaserve.server.body_fields import Body, Items, at_most
 from deltaserve.server.text.text_codec import TextCodec
 
@@ -21,6 +22,8 @@ MAX_STOPS_CHARS = 16 * 1024
 """Most characters of all stop strings together: every piece of text is compared with every beginning of theirs."""
 MAX_STOP_IDS = 1024
 MAX_LOGIT_BIAS = 300
+NEVER = -1e9
+"""Bias of a token that is not to be drawn: its probability becomes 0, and it is the likeliest where all have it."""
 INT64 = 1 << 63
 UINT64_MASK = (1 << 64) - 1
 
@@ -43,6 +46,8 @@ class SamplingFields(Body):
     min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     ignore_eos: bool | None = None
     logit_bias: Annotated[dict[str, float], at_most(MAX_LOGIT_BIAS)] | None = None
+    bad_words: Items[str] | None = None
+    """vLLM's: words that an answer must not have. Of one token each: those are never drawn."""
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -88,7 +93,7 @@ def resolve(fields: SamplingFields, asked: EndpointFields, codec: TextCodec, voc
         repetition_penalty=_given(fields.repetition_penalty, defaults.repetition_penalty),
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
-        logit_bias=_logit_bias(fields.logit_bias or {}, vocab_size),
+        logit_bias=_biases(fields, codec, vocab_size),
         stop_token_ids=stop_ids if fields.ignore_eos else tuple(sorted({*stop_ids, *codec.eos_ids})),
         min_tokens=fields.min_tokens or 0,
         logprobs=asked.logprobs,
@@ -117,7 +122,29 @@ def _stop_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+def _biases(fields: SamplingFields, codec: TextCodec, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """What is added to logits, by token."""
+    pairs = _logit_bias(fields.logit_bias or {}, vocab_size) | dict.fromkeys(_bad_tokens(fields, codec), NEVER)
+    return tuple(sorted(pairs.items()))
+
+
+def _bad_tokens(fields: SamplingFields, codec: TextCodec) -> Iterator[int]:
+    """The token of each bad word, and the one that is the word after a space, where the tokenizer has it."""
+    words = fields.bad_words or []
+    if len(words) > MAX_LOGIT_BIAS:
+        raise invalid("bad_words", f"bad_words has {len(words)} words, at most {MAX_LOGIT_BIAS} are allowed")
+    for index, word in enumerate(words):
+        if not 0 < len(word) <= MAX_STOP_CHARS:
+            raise invalid(f"bad_words[{index}]", f"a word has {len(word)} characters, allowed is 1..{MAX_STOP_CHARS}")
+        tokens = codec.encode(word, add_special_tokens=False)
+        if len(tokens) != 1:
+            message = f"the word has {len(tokens)} tokens: only words of one token are supported; `stop` ends at others"
+            raise unsupported(f"bad_words[{index}]", message)
+        spaced = codec.encode(f" {word.lstrip()}", add_special_tokens=False)
+        yield from tokens if len(spaced) > 1 else {*tokens, *spaced}
+
+
+def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
     pairs: dict[int, float] = {}
     for key, value in bias.items():
         token = int(key) if key.isascii() and key.isdigit() and len(key) <= 10 else vocab_size
@@ -128,4 +155,4 @@ def _logit_bias(bias: dict[str, float], vocab_size: int) -> tuple[tuple[int, flo
         if not math.isfinite(value) or not -100 <= value <= 100:
             raise invalid("logit_bias", "a value is outside -100..100")
         pairs[token] = float(value)
-    return tuple(sorted(pairs.items()))
+    return pairs

@@ -118,7 +118,7 @@ class ChatFormat(OpenAiFormat):
 
     def _entry(self, token: int, logprob: float) -> Json:
         return {
-            "token": self._codec.token_label(token),
+            "token": self._label(token),
             "logprob": finite(logprob),
             "bytes": list(self._codec.token_bytes(token)),
         }

@@ -1,11 +1,12 @@
 """OpenAI's legacy completions."""
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, WithJsonSchema
 
 from deltaserve.core.sampling import TokenLogprobs
-from deltaserve.server.api_errors import Json
+from deltaserve.server.api_errors import Json, invalid
 from deltaserve.server.dialect import Dialect
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, Sample, check_model, compose, new_id
 from deltaserve.server.openai_format import OpenAiFormat
@@ -23,6 +24,8 @@ PROMPT_SCHEMA: dict[str, Any] = {
 }
 """What `read_prompts` takes, for the API's description."""
 
+_LONGEST = 16
+"""A prompt that is cut may have so many times the context's length: what is longer is not worth its tokenizing."""
 _TWICE = (
     "a prompt begins with the token that the tokenizer puts in front of every text, so it stands there twice, as in "
     "vLLM and SGLang; a prompt that is rendered already wants add_special_tokens false"
@@ -38,6 +41,8 @@ class CompletionBody(Common):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    """vLLM's: of each prompt the last so many tokens are taken; -1: as many as fit with `max_tokens`."""
 
 
 def completion_job(body: CompletionBody, asker: Asker) -> Job:
@@ -46,7 +51,13 @@ def completion_job(body: CompletionBody, asker: Asker) -> Job:
     least = 0 if body.echo or body.prompt_logprobs is not None else 1
     limit = OutputLimit(asker.limits, "prompt", "max_tokens", body.max_tokens, DEFAULT_MAX_TOKENS, least)
     specials, most = body.add_special_tokens is not False, asker.settings.max_samples
-    prompts = read_prompts(body.prompt, asker.codec, asker.limits, most, add_special_tokens=specials)
+    kept = _kept(body, limit)
+    limits = (
+        asker.limits if kept is None else replace(asker.limits, max_context_len=_LONGEST * asker.limits.max_context_len)
+    )
+    prompts = read_prompts(body.prompt, asker.codec, limits, most, add_special_tokens=specials)
+    if kept is not None:
+        prompts = [Prompt(prompt.tokens[-kept:]) if len(prompt.tokens) > kept else prompt for prompt in prompts]
     if any(prompt.text and asker.codec.begins_twice(prompt.tokens) for prompt in prompts):
         asker.unknown_fields.warn(_TWICE)
     prompt_logprobs = body.prompt_logprobs
@@ -54,6 +65,15 @@ def completion_job(body: CompletionBody, asker: Asker) -> Job:
         prompt_logprobs = max(prompt_logprobs or 0, body.logprobs)
     asked = [EndpointFields(limit.resolve(prompt), body.logprobs, prompt_logprobs) for prompt in prompts]
     return compose(body, asker, prompts, asked, new_id("cmpl-"))
+
+
+def _kept(body: CompletionBody, limit: OutputLimit) -> int | None:
+    """Most tokens of a prompt that are taken from its end; None: all, and one that is too long is refused."""
+    if body.truncate_prompt_tokens is None:
+        return None
+    if body.truncate_prompt_tokens == 0:
+        raise invalid("truncate_prompt_tokens", "truncate_prompt_tokens is 0: no prompt is left; -1 takes what fits")
+    return body.truncate_prompt_tokens if body.truncate_prompt_tokens > 0 else limit.longest_prompt
 
 
 class CompletionFormat(OpenAiFormat):
@@ -83,7 +103,7 @@ class CompletionFormat(OpenAiFormat):
             offsets = _prompt_offsets(self._codec, prompt) + offsets
             values = [None, *piece.prompt_logprobs, *values]
         return {
-            "tokens": [self._codec.token_label(token) for token in tokens],
+            "tokens": [self._label(token) for token in tokens],
             "token_logprobs": [finite(value.logprob) if value else None for value in values],
             "top_logprobs": [self._top(*pair) for pair in zip(tokens, values, strict=True)],
             "text_offset": offsets,
@@ -101,8 +121,8 @@ class CompletionFormat(OpenAiFormat):
             return None
         top: Json = {}
         for other, logprob in value.top:
-            top.setdefault(self._codec.token_label(other), finite(logprob))
-        top[self._codec.token_label(token)] = finite(value.logprob)
+            top.setdefault(self._label(other), finite(logprob))
+        top[self._label(token)] = finite(value.logprob)
         return top
 
 

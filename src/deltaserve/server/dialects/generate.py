@@ -1,7 +1,8 @@
-"""SGLang's native dialect, one prompt at a time."""
+"""SGLang's native dialect."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
@@ -10,9 +11,9 @@ from pydantic import ConfigDict, Field
 from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.core.wire.messages import FinishReason
 from deltaserve.server.api_errors import ApiError, Json, invalid, unsupported
-from deltaserve.server.body_fields import MAX_HINT_BYTES, Body, parse
+from deltaserve.server.body_fields import MAX_HINT_BYTES, Body, Items, parse
 from deltaserve.server.dialect import AnswerFormat, Dialect
-from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, compose, new_id
+from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, Sample, compose, new_id
 from deltaserve.server.prompts import Prompt, read_prompt
 from deltaserve.server.read import ID_CHARACTERS
 from deltaserve.server.replies import event
@@ -30,13 +31,14 @@ _RENAMED = {"min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 
 
 class GenerateBody(Body):
-    """SGLang's body. `text` or `input_ids`, one prompt."""
+    """SGLang's body. `text` or `input_ids`: one prompt, or a list of them, whose answers are a list as well."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"text": "Hello", "sampling_params": {"max_new_tokens": 16}}]}
     )
-    text: str | None = None
+    text: str | Items[str] | None = None
     input_ids: list[object] | None = None
+    """Ids of one prompt, or a list of such lists."""
     sampling_params: dict[str, object] | None = None
     stream: bool | None = None
     rid: Annotated[str, Field(min_length=1, max_length=MAX_HINT_BYTES, pattern=f"^[{ID_CHARACTERS}]+$")] | None = None
@@ -61,20 +63,21 @@ class GenerateSampling(Common):
 def generate_job(body: GenerateBody, asker: Asker) -> Job:
     """Validate everything that needs the tokenizer or the limits. Raises ApiError 400."""
     fields = _sampling(body, asker)
-    if fields.n not in (None, 1):
-        raise unsupported("sampling_params.n", "one sample for each request; use /v1/completions for n > 1")
     prompt_param = "text" if body.input_ids is None else "input_ids"
     param, wanted = "sampling_params.max_new_tokens", fields.max_new_tokens
     limit = OutputLimit(asker.limits, prompt_param, param, wanted, DEFAULT_NEW_TOKENS, least=0)
-    prompt = _prompt(body, prompt_param, asker)
+    is_list = _is_list(body)
+    prompts = _prompts(body, prompt_param, asker) if is_list else [_prompt(body, prompt_param, asker)]
     logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
     start = _shown_from(body)
-    if start is not None and start >= len(prompt.tokens):
-        raise invalid("logprob_start_len", f"logprob_start_len is {start}, the prompt has {len(prompt.tokens)} tokens")
+    shortest = min(len(prompt.tokens) for prompt in prompts)
+    if start is not None and start >= shortest:
+        raise invalid("logprob_start_len", f"logprob_start_len is {start}, the prompt has {shortest} tokens")
     input_logprobs = None if start is None else logprobs
-    asked = EndpointFields(limit.resolve(prompt), logprobs, input_logprobs)
+    asked = [EndpointFields(limit.resolve(prompt), logprobs, input_logprobs) for prompt in prompts]
     with _inside_sampling_params(body):
-        return compose(fields, asker, [prompt], [asked], body.rid or new_id("gen-"))
+        job = compose(fields, asker, prompts, asked, body.rid or new_id("gen-"))
+    return replace(job, is_list=is_list or len(job.samples) > 1)
 
 
 def _shown_from(body: GenerateBody) -> int | None:
@@ -119,12 +122,48 @@ def _prompt(body: GenerateBody, param: str, asker: Asker) -> Prompt:
     return read_prompt(value, param, asker.codec, asker.limits)
 
 
+def _is_list(body: GenerateBody) -> bool:
+    ids = body.input_ids
+    return isinstance(body.text, list) or (ids is not None and isinstance(next(iter(ids), None), list))
+
+
+def _prompts(body: GenerateBody, param: str, asker: Asker) -> list[Prompt]:
+    """Each of a list. Raises ApiError 400 naming the bad one, and for too many before one is cut into tokens."""
+    if body.text is not None and body.input_ids is not None:
+        raise invalid("text", "give either text or input_ids")
+    values = body.input_ids if body.text is None else body.text
+    most = asker.settings.max_samples
+    if not values or len(values) > most:
+        raise invalid(param, f"{param} has {len(values or ())} prompts, allowed are 1..{most}")
+    named = ((f"{param}[{index}]", value) for index, value in enumerate(values))
+    return [read_prompt(value, name, asker.codec, asker.limits) for name, value in named]
+
+
 class GenerateFormat(AnswerFormat):
-    """Every event repeats the text and ids so far, as SGLang's do. Each part is encoded once, and then only copied."""
+    """One body, or one for each sample where prompts came in a list."""
 
     def __init__(self, codec: TextCodec, job: Job, fields: GenerateBody) -> None:
+        self._is_list = job.is_list
+        self._samples = [_SampleFormat(codec, job, sample, fields) for sample in job.samples]
+
+    def whole(self, pieces: Mapping[int, TextPiece], counted: Counted) -> Json | list[Json]:
+        """What a stream's last event has, for each sample."""
+        bodies = [one.grown(pieces[index], counted, is_first=True) for index, one in enumerate(self._samples)]
+        return bodies if self._is_list else bodies[0]
+
+    def events(self, piece: TextPiece, counted: Counted, *, is_first: bool) -> bytes:
+        """Everything of a sample up to and with `piece`, the counts as well."""
+        grown = self._samples[piece.index].grown(piece, counted, is_first=is_first)
+        return event({**grown, "index": piece.index} if self._is_list else grown)
+
+
+class _SampleFormat:
+    """Every event repeats the text and ids so far, as SGLang's do. Each part is encoded once, and then only copied."""
+
+    def __init__(self, codec: TextCodec, job: Job, sample: Sample, fields: GenerateBody) -> None:
         self._codec = codec
-        self._job = job
+        self._id = f"{job.id}_{sample.index}" if job.is_list else job.id
+        self._sample = sample
         self._fields = fields
         self._text = bytearray()
         """The text so far as JSON, without its quotes."""
@@ -132,16 +171,9 @@ class GenerateFormat(AnswerFormat):
         self._lists: dict[str, _Grown] = {}
         self._last: int | None = None
 
-    def whole(self, pieces: Mapping[int, TextPiece], counted: Counted) -> Json:
-        """What a stream's last event has."""
-        return self._with(pieces[0], counted, is_first=True)
-
-    def events(self, piece: TextPiece, counted: Counted, *, is_first: bool) -> bytes:
-        """Everything up to and with `piece`, the counts as well."""
-        return event(self._with(piece, counted, is_first=is_first))
-
-    def _with(self, piece: TextPiece, counted: Counted, *, is_first: bool) -> Json:
-        sample = self._job.samples[0]
+    def grown(self, piece: TextPiece, counted: Counted, *, is_first: bool) -> Json:
+        """The body with everything up to and with `piece`."""
+        sample = self._sample
         self._text += msgspec.json.encode(piece.text)[1:-1]
         self._ids.extend(piece.tokens)
         self._last = piece.tokens[-1] if piece.tokens else self._last
@@ -150,9 +182,9 @@ class GenerateFormat(AnswerFormat):
             self._add_logprobs("input", sample.prompt.tokens[start:], [None, *piece.prompt_logprobs[start:]])
         if sample.generation.sampling.logprobs is not None:
             self._add_logprobs("output", piece.tokens, piece.logprobs)
-        num_tokens, usage = counted[0]
+        num_tokens, usage = counted[sample.index]
         meta: Json = {
-            "id": self._job.id,
+            "id": self._id,
             "finish_reason": self._finish(piece, num_tokens),
             "prompt_tokens": len(sample.prompt.tokens),
             "completion_tokens": num_tokens,

@@ -1,0 +1,95 @@
+"""Several prompts in one /generate, cut prompts, words that are not drawn, tokens told by their ids."""
+
+import json
+
+import pytest
+
+from deltaserve.server.sampling_fields import NEVER
+from deltaserve.server.settings import ServerSettings
+from deltaserve.server.text.text_codec import TextCodec
+from tests.server.conftest import MODEL, events, served
+from tests.server.oracle import OracleEngine
+
+pytestmark = pytest.mark.anyio
+SETTINGS = ServerSettings(MODEL)
+THREE = {"max_new_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "texts"),
+    [
+        ({"text": ["abc", "xyz"]}, ["cba", "zyx"]),
+        ({"input_ids": [[97, 98, 99], [120, 121, 122]]}, ["cba", "zyx"]),
+        ({"text": ["abc"]}, ["cba"]),
+        ({"text": ["abc", "xyz"], "sampling_params": THREE | {"n": 2}}, ["cba", "cba", "zyx", "zyx"]),
+        ({"text": "abc", "sampling_params": THREE | {"n": 2}}, ["cba", "cba"]),
+    ],
+)
+@pytest.mark.parametrize("rid", [None, "mine"])
+async def test_a_list_is_answered_by_a_list(
+    codec: TextCodec, prompts: dict[str, object], texts: list[str], rid: str | None
+) -> None:
+    body = {"sampling_params": THREE, "rid": rid} | prompts
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        whole = (await case.client.post("/generate", json=body)).json()
+        parts = events((await case.client.post("/generate", json=body | {"stream": True})).text)
+    assert [each["text"] for each in whole] == texts
+    ids = [each["meta_info"]["id"] for each in whole]
+    assert len(set(ids)) == len(texts)
+    assert rid is None or ids == [f"mine_{index}" for index in range(len(texts))]
+    last = {part["index"]: part for part in parts}
+    assert [last[index]["text"] for index in range(len(texts))] == texts
+    assert all(last[index]["output_ids"] == whole[index]["output_ids"] for index in last)
+    assert all("index" not in each for each in whole)
+
+
+async def test_logprobs_of_a_list_are_each_prompts_own(codec: TextCodec) -> None:
+    body = {"text": ["ab", "wxyz"], "sampling_params": THREE, "return_logprob": True, "logprob_start_len": 1}
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        whole = (await case.client.post("/generate", json=body)).json()
+        assert [len(each["meta_info"]["input_token_logprobs"]) for each in whole] == [1, 3]
+        assert [each["meta_info"]["prompt_tokens"] for each in whole] == [2, 4]
+        reply = await case.client.post("/generate", json=body | {"logprob_start_len": 2})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "logprob_start_len")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "most", "text"),
+    [
+        ("abcdef", 3, "fed"),
+        ("abc", 3, "cba"),
+        ("ab", 3, "bab"),
+        ([97, 98, 99, 100], 2, "dcd"),
+        (["abcdef", "uvwxyz"], 1, "fff"),
+        ("a" * 500 + "xyz", -1, "zyx"),
+    ],
+)
+async def test_a_prompt_is_cut_from_its_beginning(codec: TextCodec, prompt: object, most: int, text: str) -> None:
+    engine = OracleEngine()
+    body = {"prompt": prompt, "max_tokens": 3, "truncate_prompt_tokens": most}
+    async with served(codec, engine, SETTINGS) as case:
+        reply = (await case.client.post("/v1/completions", json=body)).json()
+        assert reply["choices"][0]["text"] == text
+        if most > 0:
+            assert reply["usage"]["prompt_tokens"] <= most * len(reply["choices"])
+        far = body | {"prompt": "x" * 100_000}
+        refused = await case.client.post("/v1/completions", json=far)
+        assert refused.json()["error"]["code"] == "context_length_exceeded", "not worth its tokenizing"
+
+
+async def test_a_word_of_one_token_is_never_drawn(codec: TextCodec) -> None:
+    engine = OracleEngine()
+    body = {"prompt": "abc", "bad_words": ["x", "b"], "logit_bias": {"120": 5, "99": 1}}
+    async with served(codec, engine, SETTINGS) as case:
+        await case.client.post("/v1/completions", json=body)
+    assert engine.opened[0].sampling.logit_bias == ((98, NEVER), (99, 1.0), (120, NEVER))
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_tokens_by_their_ids(codec: TextCodec, path: str) -> None:
+    asked = {"prompt": "abc", "logprobs": 1} if path == "/v1/completions" else {"logprobs": True, "top_logprobs": 1}
+    body = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2, "return_tokens_as_token_ids": True}
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        reply = (await case.client.post(path, json=body | asked)).json()
+    told = json.dumps(reply["choices"][0]["logprobs"])
+    assert told.count('"token_id:') >= 4
