@@ -180,11 +180,12 @@ def test_names_are_found() -> None:
 
 
 def copied(to: Path) -> Path:
-    """What there is to import and to test, with the compiled library."""
+    """What there is to import and to test, with what is compiled of it: half of a first start is compiling."""
+    unfinished = shutil.ignore_patterns("*.pyc.*")
     for part in ("src", "tests", "pyproject.toml"):
         source = ROOT / part
         if source.is_dir():
-            shutil.copytree(source, to / part, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, to / part, ignore=unfinished)
         else:
             shutil.copy(source, to / part)
     return to

@@ -17,6 +17,8 @@ import numpy.typing as npt
 import psutil
 import pytest
 
+from tests.compute.attention.quick_interpreter import quicken
+
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 Result = TypeVar("Result")
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs triton: pip install 'deltaserve[triton]'")
@@ -64,6 +66,7 @@ def _interpret() -> None:
         return interpreter.TensorHandle(_product(a.data, b.data) + added.data, added.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = dot
+    quicken(interpreter)
 
 
 def _compile(cache: str) -> None:

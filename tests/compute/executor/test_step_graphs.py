@@ -50,7 +50,8 @@ def process() -> Iterator[KernelProcess]:
 
 
 def check_replays(folder: Path, kinds: Sequence[type[RecordingDriver]]) -> None:
-    """Check replays; the first kind shares what its rows have in common, the second does not."""
+    """Check replays; the first kind shares what its rows have in common, the second does not. A step that records
+    says that its time is not typical."""
     want = decode_together(EagerDriver(folder))
     for kind, shares, num_recorded in zip(kinds, (True, False), NUM_RECORDED, strict=False):
         tape = StepTape()
@@ -58,6 +59,7 @@ def check_replays(folder: Path, kinds: Sequence[type[RecordingDriver]]) -> None:
         assert got.tokens == want.tokens
         assert all(torch.equal(*pages) for pages in zip(got.pages, want.pages, strict=True))
         assert (tape.num_recorded, tape.num_replayed) == (num_recorded, NUM_STEPS)
+        assert got.num_untypical == num_recorded
 
 
 @needs_triton

@@ -10,7 +10,7 @@ from deltaserve.sim.process import Answer, SimWorker
 from tests.control.engine.duo import DECODE, PREFILL, Duo
 
 SLOW_S, QUICK_S = 10.0, 0.01
-PROMPT_LEN, BURST, MAX_TOKENS = 40, 256, 40
+PROMPT_LEN, BURST, MAX_TOKENS = 40, 64, 40
 DEADLINE_S = 600.0
 
 
