@@ -33,7 +33,7 @@ def _replace_functions_once(interpreter: Any) -> None:
 
 
 def _keep_types(interpreter: Any) -> None:
-    """Of each type one, with the fields of a tensor that follow from it."""
+    """Make each type once, with the fields of a tensor that follow from it."""
     core = interpreter.tl.core
     find_dtype, init_block, init_tensor = interpreter._get_np_dtype, core.block_type.__init__, core.tensor.__init__
     dtypes: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from tests.compute.native.native_build import compiled_library
 
 # Of UBSan what the compiler checks in reasonable time: pointers that are null or not aligned cost it minutes.
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize=null,alignment,object-size,vptr")
-CHECKED = (*SANITIZERS, "-fno-sanitize-recover=all", "-g1", "-O1")
+CHECKED = (*SANITIZERS, "-fno-sanitize-recover=all", "-g1", "-Og")
 DRIVERS = tuple(Path(__file__).parent / name for name in ("fuzz_attention.cpp", "fuzz_step_ops.cpp"))
 
 
