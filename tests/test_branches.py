@@ -39,13 +39,14 @@ KINDS: dict[str, Mapping[str, Branch]] = {
     "FORMATS": branches.FORMATS,
     "DRAFTS": branches.DRAFTS,
     "DIALECTS": branches.DIALECTS,
+    "ANSWERS": branches.ANSWERS,
 }
 TRUNK = {"torch", "safetensors"}
 """The attention backend that runs anywhere, and that others are compared with when they are opened; the format whose
 files a quantised folder and a draft head have, too."""
 
 
-ONE_FILE = {"FAMILIES", "DRAFTS", "DIALECTS"}
+ONE_FILE = {"FAMILIES", "DRAFTS", "DIALECTS", "ANSWERS"}
 """Kinds whose branches are a file, not a folder."""
 
 
@@ -122,7 +123,7 @@ def words_of(tree: ast.AST, *, prose: bool = True) -> Iterator[tuple[int, str]]:
 
 def mentions(case: Case, tree: ast.AST) -> list[int]:
     """Lines on which the branch is named."""
-    if case.name in ORDINARY_WORDS:
+    if case.name in ORDINARY_WORDS or case.kind == "ANSWERS":  # formats are often called like families of models
         own = [".".join(path.with_suffix("").parts[1:]) for path in case.paths]
         texts = {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value == case.name}
         return [

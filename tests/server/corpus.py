@@ -121,6 +121,7 @@ Bad = tuple[str, object, str, str | None]
 """(field, value, code, param; None: the field itself)"""
 
 _V, _U, _C = "invalid_value", "unsupported", "context_length_exceeded"
+_M = "missing_required_parameter"
 
 SHARED: list[Bad] = [
     ("model", "gpt-4", "model_not_found", None),
@@ -189,8 +190,6 @@ SHARED: list[Bad] = [
     *[
         (name, value, _U, None)
         for name, value in {
-            "tools": [{"type": "function"}],
-            "tool_choice": "required",
             "functions": [{}],
             "response_format": {"type": "json_object"},
             "guided_json": {"type": "object"},
@@ -212,6 +211,8 @@ SHARED: list[Bad] = [
 """Fields that mean the same in both OpenAI dialects."""
 
 COMPLETION_ONLY: list[Bad] = [
+    ("tools", [{"type": "function"}], _U, None),
+    ("tool_choice", "required", _U, None),
     ("prompt", None, _V, None),
     ("prompt", "", _V, None),
     ("prompt", [], _V, None),
@@ -255,7 +256,36 @@ def _user(content: object) -> list[object]:
 _DEEP = '{"a":' * 500 + "1" + "}" * 500
 _CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
+
+def _function(**fields: object) -> dict[str, object]:
+    return {"type": "function", "function": fields}
+
+
+TOOLS: list[Bad] = [
+    ("tools", {"f": 1}, _V, None),
+    ("tools", [7], _V, "tools[0]"),
+    ("tools", [{"type": "function"}], _M, "tools[0].function"),
+    ("tools", [{"type": "web_search"}], _V, "tools[0].type"),
+    ("tools", [_function(description="x")], _M, "tools[0].function.name"),
+    ("tools", [_function(name="a b")], _V, "tools[0].function.name"),
+    ("tools", [_function(name="f" * 65)], _V, "tools[0].function.name"),
+    ("tools", [_function(name="f"), _function(name="f")], _V, "tools[1].function.name"),
+    ("tools", [_function(name="f", parameters=["x"])], _V, "tools[0].function.parameters"),
+    ("tools", [_function(name="f", parameters={"type": "string"})], _V, "tools[0].function.parameters"),
+    ("tools", [_function(name="f", description="x" * (1 << 20))], _V, None),
+    ("tools", [_function(name=f"f{k}") for k in range(513)], _V, None),
+    ("tool_choice", "required", _V, None),
+    ("tool_choice", "maybe", _V, None),
+    ("tool_choice", 7, _V, None),
+    ("tool_choice", {"type": "function"}, _M, "tool_choice.function"),
+    ("tool_choice", {"type": "allowed_tools"}, _M, "tool_choice.allowed_tools"),
+    ("tool_choice", _function(name="f"), _V, None),
+    ("parallel_tool_calls", "yes", _V, None),
+]
+"""Of chats. What is right in itself and asks too much of a model: tests/server/test_tools.py."""
+
 CHAT_ONLY: list[Bad] = [
+    *TOOLS,
     ("messages", None, _V, None),
     ("messages", [], _V, None),
     ("messages", "hi", _V, None),

@@ -60,7 +60,7 @@ def large() -> Iterator[Case]:
 
 
 def grammars() -> Iterator[Case]:
-    """Structured output and tools are not built: refused by name, whatever their size or shape."""
+    """Structured output is not built: refused by name, whatever their size or shape."""
     deep: object = {"type": "string"}
     for _ in range(12):
         deep = {"type": "object", "properties": {"a": deep}}
@@ -76,8 +76,6 @@ def grammars() -> Iterator[Case]:
         "structural_tag": {"type": "x"},
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "http://x/"}}},
         "structured_outputs": {"json": deep},
-        "tools": [{"type": "function", "function": {"name": "f"}}] * 129,
-        "tool_choice": {"type": "function", "function": {"name": "f"}},
         "functions": [{"name": "f", "parameters": {"type": "nothing"}}],
         "lora_request": {"name": "x"},
         "input_embeds": [[0.5]],

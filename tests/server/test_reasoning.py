@@ -53,6 +53,7 @@ async def test_reasoning_stands_beside_the_content() -> None:
         "role": "assistant",
         "content": "Hello!",
         "reasoning_content": "User greets.",
+        "reasoning": "User greets.",
         "refusal": None,
     }
     for name in ("content", "reasoning_content"):
@@ -60,7 +61,7 @@ async def test_reasoning_stands_beside_the_content() -> None:
     assert deltas[0] == {"role": "assistant", "content": ""}
     assert deltas[-1] == {}
     said = [name for delta in deltas[1:-1] for name in delta]
-    assert said == ["reasoning_content"] * len("User greets.") + ["content"] * len("Hello!")
+    assert said == ["reasoning_content", "reasoning"] * len("User greets.") + ["content"] * len("Hello!")
 
 
 ASKED: Mapping[str, tuple[Mapping[str, object], str, str | None]] = {

@@ -115,6 +115,21 @@ DIALECTS: Mapping[str, Branch] = MappingProxyType(
 )
 """Dialects of HTTP in which text is asked for, in the order of the API's description."""
 
+ANSWERS: Mapping[str, Branch] = MappingProxyType(
+    {
+        "harmony": Branch(
+            "deltaserve.server.text.answers.harmony", known_as=("openai", "gpt-oss", "gpt_oss", "openai_gptoss")
+        ),
+        "hermes": Branch("deltaserve.server.text.answers.hermes", known_as=("qwen", "qwen25", "qwen3")),
+        "think": Branch(
+            "deltaserve.server.text.answers.think",
+            known_as=("deepseek_r1", "deepseek-r1", "qwen3-thinking", "glm45", "step3", "deepseek-v3", "minimax"),
+        ),
+    }
+)
+"""Formats of answers: how models write reasoning and calls of tools. An automatic choice takes the first that reads
+what the chat template writes."""
+
 DRAFTS: Mapping[str, Branch] = MappingProxyType(
     {
         "NGRAM": Branch(

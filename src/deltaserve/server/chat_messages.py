@@ -122,7 +122,7 @@ def _read(message: ChatMessage, param: str, unknown: UnknownFields) -> dict[str,
         raise invalid(f"{param}.name", _SPEAKER_RULE)
     if message.tool_calls and message.role != "assistant":
         raise invalid(f"{param}.tool_calls", "only an assistant message has tool_calls")
-    _count_others(message, "messages[]", unknown)
+    count_others(message, "messages[]", unknown)
     content, thoughts = _content(message, param, unknown)
     if content is None and message.role == "tool":
         content = ""  # a function that returns nothing
@@ -141,7 +141,8 @@ def _read(message: ChatMessage, param: str, unknown: UnknownFields) -> dict[str,
     return read
 
 
-def _count_others(part: BaseModel, where: str, unknown: UnknownFields) -> None:
+def count_others(part: BaseModel, where: str, unknown: UnknownFields) -> None:
+    """Fields of a part that nobody knows are counted."""
     others = {name: value for name, value in (part.model_extra or {}).items() if value not in _NOTHING}
     known = [f"{where}.{name}" for name in type(part).model_fields] if others else []
     for name in others:
@@ -231,6 +232,6 @@ def _call(call: ToolCall, param: str, unknown: UnknownFields) -> Mapping[str, ob
             parse_object(arguments.encode(), "the text of arguments")
         except ApiError as error:
             raise invalid(f"{param}.function.arguments", error.message) from error
-    _count_others(call, "messages[].tool_calls[]", unknown)
-    _count_others(call.function, "messages[].tool_calls[].function", unknown)
+    count_others(call, "messages[].tool_calls[]", unknown)
+    count_others(call.function, "messages[].tool_calls[].function", unknown)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

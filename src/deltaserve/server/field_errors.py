@@ -23,7 +23,7 @@ _KINDS = {
 """pydantic's name of an error |-> what JSON calls that which was expected."""
 _BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 _SHOWN_CHARS = 40
-_UNION_MEMBER = re.compile(r"str|bool|int|float|list\[.*|dict\[.*")
+_UNION_MEMBER = re.compile(r"str|bool|int|float|list\[.*|dict\[.*|literal\[.*|[A-Z]\w+")
 """What pydantic adds to the path of an error inside a union: not a field name."""
 
 

@@ -54,6 +54,11 @@ class Job:
         return sum(len(sample.prompt.tokens) for sample in self.samples if sample.is_first)
 
     @property
+    def tells_reasoning(self) -> bool:
+        """Whether reasoning is told apart in its answers, if they have any."""
+        return self.text.reading is not None and self.text.reading.reasoning is not None
+
+    @property
     def deadline_s(self) -> float:
         """Seconds this request may take from now."""
         return max(sample.generation.deadline_s for sample in self.samples)

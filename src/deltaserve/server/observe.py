@@ -7,12 +7,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from deltaserve.core.wire.messages import Usage
 from deltaserve.server.jobs import Job
 from deltaserve.server.prometheus import ServerMetrics
 from deltaserve.server.read import Caller
 from deltaserve.server.text.sample_text import TextPiece
-from deltaserve.server.usage import timings
+from deltaserve.server.usage import Count, timings
 
 _log = logging.getLogger("deltaserve.server.requests")
 MAX_REMEMBERED = 1000
@@ -50,8 +49,7 @@ class JobRecord:
     caller: Caller
     on_first_token: Callable[[], None]
     """Called for each of its samples that gets one."""
-    counts: dict[int, tuple[int, Usage | None]] = field(default_factory=dict)
-    """Per sample: output tokens, and the engine's latest report: from the first token on, complete with the end."""
+    counts: dict[int, Count] = field(default_factory=dict)
     _paid: set[int] = field(default_factory=set)
     """Samples whose prompt was counted: it is computed."""
     _traced: set[int] = field(default_factory=set)
@@ -60,12 +58,16 @@ class JobRecord:
     """Sample |-> when its last token came, in `time.monotonic()` seconds."""
 
     def __post_init__(self) -> None:
-        self.counts = {sample.index: (0, None) for sample in self.job.samples}
+        self.counts = {sample.index: Count() for sample in self.job.samples}
 
     def piece(self, piece: TextPiece) -> None:
         """Note that a sample gained something."""
-        num_tokens, usage = self.counts[piece.index]
-        self.counts[piece.index] = (num_tokens + len(piece.tokens), piece.usage or usage)
+        so_far = self.counts[piece.index]
+        self.counts[piece.index] = Count(
+            so_far.num_tokens + len(piece.tokens),
+            piece.usage or so_far.report,
+            so_far.num_reasoning + piece.num_reasoning,
+        )
         self._count_prompt(piece)
         if not piece.tokens:
             return
@@ -111,9 +113,9 @@ class JobRecord:
                 {
                     "room": sample.generation.room.hex(),
                     "prompt_tokens": len(sample.prompt.tokens),
-                    "output_tokens": num_tokens,
-                    **(timings(sample.index, usage) if usage else {}),
+                    "output_tokens": count.num_tokens,
+                    **(timings(sample.index, count.report) if count.report else {}),
                 }
-                for sample, (num_tokens, usage) in zip(self.job.samples, self.counts.values(), strict=True)
+                for sample, count in zip(self.job.samples, self.counts.values(), strict=True)
             ],
         }

@@ -44,6 +44,10 @@ class OpenAiFormat(AnswerFormat):
     def logprobs(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Json:
         """Log-probabilities of a piece's tokens."""
 
+    def finish_reason(self, piece: TextPiece) -> str | None:
+        """Why the sample ended; None: it goes on."""
+        return piece.finish.value if piece.finish else None
+
     def whole(self, pieces: Mapping[int, TextPiece], counted: Counted) -> Json:
         """One choice for each sample."""
         ends = [(sample, pieces[sample.index]) for sample in self._job.samples]
@@ -59,7 +63,7 @@ class OpenAiFormat(AnswerFormat):
     def events(self, piece: TextPiece, counted: Counted, *, is_first: bool) -> bytes:
         """A chunk about one sample."""
         ids = self._fields.return_token_ids and piece.tokens
-        if not (is_first or piece.text or piece.reasoning or piece.logprobs or piece.finish or ids):
+        if not (is_first or piece.parts or piece.logprobs or piece.finish or ids):
             return b""
         sample = self._job.samples[piece.index]
         choice = self._choice(sample, piece, self.delta(sample, piece, is_first=is_first), is_first=is_first)
@@ -86,7 +90,7 @@ class OpenAiFormat(AnswerFormat):
             "index": sample.index,
             **text,
             "logprobs": self.logprobs(sample, piece, is_first=is_first) if has_logprobs else None,
-            "finish_reason": piece.finish.value if piece.finish else None,
+            "finish_reason": self.finish_reason(piece),
             "stop_reason": piece.stop_reason,
             **({"token_ids": list(piece.tokens)} if self._fields.return_token_ids else {}),
             **(self._of_prompt(sample, piece) if is_first and not self.prompt_at_root else {}),
@@ -114,20 +118,24 @@ class OpenAiFormat(AnswerFormat):
     def _usage(self, counted: Counted) -> Json:
         """A prompt counts once, however many samples it has."""
         prompt_tokens = self._job.prompt_len
-        output_tokens = sum(num_tokens for num_tokens, _ in counted.values())
+        output_tokens = sum(count.num_tokens for count in counted.values())
         usage: Json = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": output_tokens,
             "total_tokens": prompt_tokens + output_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(map(cached_len, self._first_reports(counted)))},
         }
+        if self._job.tells_reasoning:
+            num_reasoning = sum(count.num_reasoning for count in counted.values())
+            usage["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
         if self._fields.timings:
-            usage["timings"] = [timings(index, report) for index, (_, report) in sorted(counted.items()) if report]
+            reports = [(index, count.report) for index, count in sorted(counted.items())]
+            usage["timings"] = [timings(index, report) for index, report in reports if report]
         return usage
 
     def _first_reports(self, counted: Counted) -> list[Usage]:
         """Those of each prompt's first sample: the others find it in the cache."""
-        found = (counted[sample.index][1] for sample in self._job.samples if sample.is_first)
+        found = (counted[sample.index].report for sample in self._job.samples if sample.is_first)
         return [report for report in found if report is not None]
 
 

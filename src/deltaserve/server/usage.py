@@ -1,14 +1,27 @@
 """What every dialect tells in the same numbers: cached tokens, times, log probabilities."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from deltaserve.core.wire.messages import Usage
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
-Counted = Mapping[int, tuple[int, Usage | None]]
-"""Sample index -> (output tokens shown, the engine's report)."""
+
+class Count(NamedTuple):
+    """What is counted of one sample."""
+
+    num_tokens: int = 0
+    """Output tokens shown."""
+    report: Usage | None = None
+    """The engine's latest: from the first token on, complete with the end."""
+    num_reasoning: int = 0
+    """Output tokens that were reasoning, with its markers."""
+
+
+Counted = Mapping[int, Count]
+"""By index of the sample."""
 
 _DIGITS = 6
 """Decimal places of seconds: clocks of different processes know no more."""

@@ -1,28 +1,68 @@
 """OpenAI's chat completions."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from deltaserve.core.wire.messages import FinishReason
 from deltaserve.server.api_errors import Json, invalid
 from deltaserve.server.body_fields import Items, at_most
-from deltaserve.server.chat_messages import ChatMessage, encode_messages
+from deltaserve.server.chat_messages import ChatMessage, MessagePart, count_others
+from deltaserve.server.chat_request import MAX_OPTIONS, ChatRequest, chat_job, template_options
 from deltaserve.server.dialect import Dialect
-from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, Sample, check_model, compose, new_id
+from deltaserve.server.jobs import Asker, Common, Job, Sample, check_model, new_id
 from deltaserve.server.openai_format import OpenAiFormat
-from deltaserve.server.prompts import Prompt
-from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
-from deltaserve.server.text.answer_channels import Channels
-from deltaserve.server.text.sample_text import TextOptions, TextPiece
-from deltaserve.server.text.text_codec import TextCodec
+from deltaserve.server.sampling_fields import MAX_LOGPROBS
+from deltaserve.server.text.answer_pieces import Arguments, CallBegins
+from deltaserve.server.text.answers.answer_reader import ShowReasoning
+from deltaserve.server.text.sample_text import TextPiece
+from deltaserve.server.tool_use import CallMode, FunctionTool, ToolUse, tool_use
 from deltaserve.server.usage import finite
 
-RESERVED_OPTIONS = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}
-)
-MAX_OPTIONS = 16
+
+class FunctionDefinition(MessagePart):
+    """A function that may be called."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(MessagePart):
+    """A tool; there are functions alone."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(MessagePart):
+    """Which function."""
+
+    name: str
+
+
+class NamedTool(MessagePart):
+    """A tool by its name."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class AllowedTools(MessagePart):
+    """Some of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: Items[NamedTool]
+
+
+class ToolChoice(MessagePart):
+    """One function that must be called, or the tools of which some may or must."""
+
+    type: Literal["function", "allowed_tools"]
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class ChatBody(Common):
@@ -36,54 +76,72 @@ class ChatBody(Common):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Items[ToolDefinition] | None = None
+    tool_choice: Literal["", "none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     separate_reasoning: bool | None = None
-    """SGLang's: false leaves an answer that came in channels as it came, markers and all."""
+    """SGLang's: false leaves reasoning in the content, markers and all."""
+    stream_reasoning: bool | None = None
+    """SGLang's: false shows reasoning when it is complete, in one piece."""
     include_reasoning: bool | None = None
     """vLLM's: false leaves reasoning out."""
     chat_template_kwargs: Annotated[dict[str, str | bool | int | float | None], at_most(MAX_OPTIONS)] | None = None
 
 
-def chat_job(body: ChatBody, asker: Asker) -> Job:
+def _job(body: ChatBody, asker: Asker) -> Job:
     """Validate everything that needs the tokenizer or the limits. Raises ApiError 400 or 404."""
     check_model(body.model, asker.settings)
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise invalid("max_tokens", "max_tokens and max_completion_tokens differ: the first is the second's old name")
-    param = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    limit = OutputLimit(asker.limits, "messages", param, wanted, asker.settings.default_max_tokens)
+    is_old = body.max_completion_tokens is None
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs is only allowed with logprobs")
-    options = {**_effort(body.reasoning_effort), **_options(body.chat_template_kwargs or {})}
-    prompt = Prompt(encode_messages(body.messages, options, asker.codec, asker.limits, asker.unknown_fields))
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    asked = EndpointFields(limit.resolve(prompt), logprobs, body.prompt_logprobs)
-    job = compose(body, asker, [prompt], [asked], new_id("chatcmpl-"))
-    return replace(job, text=_in_channels(job.text, asker.codec.channels, body))
+    request = ChatRequest(
+        fields=body,
+        messages=body.messages,
+        max_tokens=body.max_tokens if is_old else body.max_completion_tokens,
+        max_tokens_param="max_tokens" if is_old else "max_completion_tokens",
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        template_options=template_options(
+            body.reasoning_effort, body.chat_template_kwargs or {}, "chat_template_kwargs"
+        ),
+        tools=_tools(body, asker),
+        tells_reasoning=body.separate_reasoning is not False,
+        shown=_shown(body),
+    )
+    return chat_job(request, asker, new_id("chatcmpl-"))
 
 
-def _in_channels(text: TextOptions, channels: Channels | None, body: ChatBody) -> TextOptions:
-    """Channels of the answer; a client that wants to see control tokens gets it as the model wrote it."""
-    if channels is None or not text.skips_special_tokens:
-        return text
-    if body.separate_reasoning is False:
-        return replace(text, skips_special_tokens=False)
-    return replace(text, channels=channels)
+def _shown(body: ChatBody) -> ShowReasoning:
+    if body.include_reasoning is False:
+        return ShowReasoning.NOT
+    return ShowReasoning.AT_ONCE if body.stream_reasoning is False else ShowReasoning.AS_IT_COMES
 
 
-def _effort(effort: str | None) -> Mapping[str, object]:
-    """What templates call it; those of hybrid models have a switch, which "none" turns off."""
-    if not effort:
-        return {}
-    return {"reasoning_effort": effort, **({"enable_thinking": False, "thinking": False} if effort == "none" else {})}
+def _tools(body: ChatBody, asker: Asker) -> ToolUse:
+    tools = []
+    for each in body.tools or ():
+        count_others(each, "tools[]", asker.unknown_fields)
+        count_others(each.function, "tools[].function", asker.unknown_fields)
+        function = each.function
+        tools.append(FunctionTool(function.name, function.description, function.parameters, bool(function.strict)))
+    mode, only = _choice(body.tool_choice or None)
+    return tool_use(tools, mode, only, is_parallel=body.parallel_tool_calls is not False)
 
 
-def _options(options: Mapping[str, object]) -> Mapping[str, object]:
-    """Switches of the template (`enable_thinking`), never the names it gets from us."""
-    for name in options:
-        if name in RESERVED_OPTIONS or name.endswith("_token") or not name.isidentifier() or name.startswith("_"):
-            raise invalid("chat_template_kwargs", "an entry has a reserved name or is not an identifier")
-    return options
+def _choice(choice: str | ToolChoice | None) -> tuple[CallMode | None, Sequence[str] | None]:
+    """(mode, names that may be called)."""
+    if choice is None or isinstance(choice, str):
+        return (CallMode(choice) if choice else None), None
+    if choice.type == "function":
+        if choice.function is None:
+            raise invalid("tool_choice.function", "function is required", "missing_required_parameter")
+        return CallMode.REQUIRED, [choice.function.name]
+    if choice.allowed_tools is None:
+        raise invalid("tool_choice.allowed_tools", "allowed_tools is required", "missing_required_parameter")
+    allowed = choice.allowed_tools
+    return CallMode(allowed.mode), [each.function.name for each in allowed.tools]
 
 
 class ChatFormat(OpenAiFormat):
@@ -93,21 +151,23 @@ class ChatFormat(OpenAiFormat):
     chunk_object = "chat.completion.chunk"
     prompt_at_root = True
 
-    def __init__(self, codec: TextCodec, job: Job, fields: ChatBody) -> None:
-        super().__init__(codec, job, fields)
-        self._shows_reasoning = fields.include_reasoning is not False
-
     def message(self, sample: Sample, piece: TextPiece) -> Json:
-        return {"message": {"role": "assistant", "content": piece.text, **self._reasoning(piece), "refusal": None}}
+        calls = list(_calls(piece))
+        content = piece.text if piece.text or not calls else None
+        said: Json = {"role": "assistant", "content": content, **_reasoning(piece), "refusal": None}
+        return {"message": {**said, **({"tool_calls": calls} if calls else {})}}
 
     def delta(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Json:
         role = {"role": "assistant"} if is_first else {}
-        content = {"content": piece.text} if is_first or piece.text else {}
-        return {"delta": {**role, **content, **self._reasoning(piece)}}
+        text = piece.text
+        content = {"content": text} if is_first or text else {}
+        calls = [_call_delta(part) for part in piece.parts if isinstance(part, CallBegins | Arguments)]
+        return {"delta": {**role, **content, **_reasoning(piece), **({"tool_calls": calls} if calls else {})}}
 
-    def _reasoning(self, piece: TextPiece) -> Json:
-        """The reasoning, named as DeepSeek's API, SGLang and vLLM named it; later versions of vLLM say `reasoning`."""
-        return {"reasoning_content": piece.reasoning} if piece.reasoning and self._shows_reasoning else {}
+    def finish_reason(self, piece: TextPiece) -> str | None:
+        if piece.num_calls and piece.finish is FinishReason.STOP:
+            return "tool_calls"
+        return super().finish_reason(piece)
 
     def logprobs(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Json:
         entries = [
@@ -124,11 +184,40 @@ class ChatFormat(OpenAiFormat):
         }
 
 
+def _reasoning(piece: TextPiece) -> Json:
+    """The reasoning, named as DeepSeek's API and SGLang name it, and as later versions of vLLM do."""
+    text = piece.reasoning
+    return {"reasoning_content": text, "reasoning": text} if text else {}
+
+
+def _calls(piece: TextPiece) -> Iterator[Json]:
+    """The calls of a whole answer."""
+    for begun in piece.parts:
+        if isinstance(begun, CallBegins):
+            own = (part.text for part in piece.parts if isinstance(part, Arguments) and part.index == begun.index)
+            yield {
+                "id": begun.id,
+                "type": "function",
+                "function": {"name": begun.name, "arguments": "".join(own)},
+            }
+
+
+def _call_delta(part: CallBegins | Arguments) -> Json:
+    if isinstance(part, Arguments):
+        return {"index": part.index, "function": {"arguments": part.text}}
+    return {
+        "index": part.index,
+        "id": part.id,
+        "type": "function",
+        "function": {"name": part.name, "arguments": ""},
+    }
+
+
 DIALECT = Dialect(
     "/v1/chat/completions",
     "Continue a conversation",
     ChatBody,
-    chat_job,
+    _job,
     ChatFormat,
-    ("messages", "chat_template_kwargs"),
+    ("messages", "chat_template_kwargs", "tools"),
 )

@@ -182,7 +182,7 @@ class _SampleFormat:
             self._add_logprobs("input", sample.prompt.tokens[start:], [None, *piece.prompt_logprobs[start:]])
         if sample.generation.sampling.logprobs is not None:
             self._add_logprobs("output", piece.tokens, piece.logprobs)
-        num_tokens, usage = counted[sample.index]
+        num_tokens, usage, _ = counted[sample.index]
         meta: Json = {
             "id": self._id,
             "finish_reason": self._finish(piece, num_tokens),

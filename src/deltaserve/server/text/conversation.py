@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,6 +82,11 @@ def _call_id(call_id: object, needs: TemplateNeeds) -> object:
     return "".join(
         _ID_LETTERS[number // len(_ID_LETTERS) ** place % len(_ID_LETTERS)] for place in range(_SHORT_ID_LEN)
     )
+
+
+def new_short_id() -> str:
+    """An id of a call that any template takes."""
+    return "".join(secrets.choice(_ID_LETTERS) for _ in range(_SHORT_ID_LEN))
 
 
 @dataclass(frozen=True, slots=True)

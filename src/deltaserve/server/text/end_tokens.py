@@ -1,10 +1,10 @@
-"""What ends an answer: the tokens that any file of the model, its template or its format of channels says do so."""
+"""What ends an answer: the tokens that any file of the model, its template or its format of answers says do so."""
 
 from collections.abc import Iterable
 
 from tokenizers import Tokenizer
 
-from deltaserve.server.text.answer_channels import find_channels
+from deltaserve.server.text.answers.answer_choice import answer_ends
 from deltaserve.server.text.conversation import shaped
 from deltaserve.server.text.template import ChatTemplate
 from deltaserve.server.text.template_needs import TemplateError
@@ -17,10 +17,10 @@ _CALL = {"id": "call_0", "type": "function", "function": {"name": _CALLED, "argu
 def end_ids(named: Iterable[int], files: TextFiles, template: ChatTemplate | None) -> set[int]:
     """Every id that ends an answer. `named`: those that the model's configurations call an end of sequence."""
     ids = {*named, *_ids_of(files, "eos_token")}
-    channels = find_channels(control_ids(files.tokenizer), answered_chat(template))
-    if channels is not None:
+    ends = answer_ends(control_ids(files.tokenizer), template)
+    if ends is not None:
         # What follows an earlier answer in a chat ends one message; its answer may have several.
-        return ids | channels.answer_end_ids
+        return ids | ends
     if template is None:
         return ids
     return ids | (_turn_ends(template, files.tokenizer) - _ids_of(files, "bos_token"))
@@ -29,11 +29,6 @@ def end_ids(named: Iterable[int], files: TextFiles, template: ChatTemplate | Non
 def control_ids(tokenizer: Tokenizer) -> dict[str, int]:
     """Control tokens of a tokenizer |-> their ids."""
     return {each.content: token for token, each in tokenizer.get_added_tokens_decoder().items() if each.special}
-
-
-def answered_chat(template: ChatTemplate | None) -> str | None:
-    """A chat with an answer in it, as the template renders it. None without a template, "" where it refuses."""
-    return None if template is None else _chat(template, content=_ANSWER)
 
 
 def _chat(template: ChatTemplate, **answer: object) -> str:

@@ -7,7 +7,8 @@ from itertools import chain
 from deltaserve.control.front.client import OutputDelta
 from deltaserve.core.sampling import SamplingParams, TokenLogprobs
 from deltaserve.core.wire.messages import FinishReason, Usage
-from deltaserve.server.text.answer_channels import AnswerPart, ChannelReader, Channels, Shown
+from deltaserve.server.text.answer_pieces import AnswerPiece, Arguments, CallBegins, Content, Reasoning, merged
+from deltaserve.server.text.answers.answer_reader import AnswerReader, AnswerReading
 from deltaserve.server.text.stop_filter import StopFilter
 from deltaserve.server.text.text_codec import TextCodec
 
@@ -21,8 +22,8 @@ class TextOptions:
     skips_special_tokens: bool
     hides_output: bool
     """The client asked for no output tokens, only for what is said about its prompt."""
-    channels: Channels | None = None
-    """Channels in which the answer comes; None: all of it is its text."""
+    reading: AnswerReading | None = None
+    """How reasoning and calls are told apart in it; None: all of it is content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,12 @@ class TextPiece:
     """What one sample gained. Text may lag the tokens: part of a character or of a stop string is held back."""
 
     index: int
-    text: str = ""
-    reasoning: str = ""
+    parts: tuple[AnswerPiece, ...] = ()
+    """What was said, in order; no two neighbours are texts of one kind."""
+    num_calls: int = 0
+    """Calls of the sample that have begun."""
+    num_reasoning: int = 0
+    """Tokens of this piece that were reasoning, markers among them."""
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     offsets: tuple[int, ...] = ()
@@ -41,6 +46,15 @@ class TextPiece:
     stop_reason: str | int | None = None
     """The stop string found, or the stop id the client named."""
     usage: Usage | None = None
+
+    @property
+    def text(self) -> str:
+        """Its content."""
+        return "".join([part.text for part in self.parts if isinstance(part, Content)])
+
+    @property
+    def reasoning(self) -> str:
+        return "".join([part.text for part in self.parts if isinstance(part, Reasoning)])
 
 
 class SampleText:
@@ -54,12 +68,14 @@ class SampleText:
         self._stops = codec.stops(options.stops, skip_special_tokens=options.skips_special_tokens)
         self._filter = StopFilter(self._stops.stops)
         self._keeps_stop = options.keeps_stop
-        self._channels = options.channels
-        self._reader = ChannelReader(options.channels) if options.channels else None
-        self._part = AnswerPart.CONTENT
+        self._reader = AnswerReader(options.reading) if options.reading else None
+        self._marks = options.reading.spelling.marks if options.reading else {}
+        self._kind: type[Content] | type[Reasoning] = Content
+        """Which text the stop filter looks through."""
         self._hides_output = options.hides_output
         self._num_chars = 0
         self.num_tokens = 0
+        self._num_calls = 0
         self._stop_reason: str | int | None = None
 
     @property
@@ -69,13 +85,16 @@ class SampleText:
 
     def take(self, delta: OutputDelta) -> TextPiece:
         """What the next delta adds."""
-        shown: list[Shown] = []
+        shown: list[AnswerPiece] = []
         offsets: list[int] = []
+        num_reasoning = 0
         for token in delta.tokens:
             if self.stopped or self._hides_output:
                 break
             offsets.append(self._num_chars)
+            was_reasoning = self._is_reasoning
             shown += self._push(token)
+            num_reasoning += was_reasoning or self._is_reasoning
         finish = delta.finish
         if finish is not None:
             shown += self._flush()
@@ -86,8 +105,9 @@ class SampleText:
         kept = len(offsets)
         return TextPiece(
             index=self._index,
-            text="".join(text for part, text in shown if part is AnswerPart.CONTENT),
-            reasoning="".join(text for part, text in shown if part is AnswerPart.REASONING),
+            parts=merged(shown),
+            num_calls=self._num_calls,
+            num_reasoning=num_reasoning,
             tokens=delta.tokens[:kept],
             logprobs=delta.logprobs[:kept],
             offsets=tuple(offsets),
@@ -97,42 +117,57 @@ class SampleText:
             usage=delta.usage,
         )
 
-    def _push(self, token: int) -> list[Shown]:
+    @property
+    def _is_reasoning(self) -> bool:
+        return self._reader is not None and self._reader.is_reasoning
+
+    def _push(self, token: int) -> list[AnswerPiece]:
         self.num_tokens += 1
         if token in self._sampling.stop_token_ids:
             self._stop_reason = None if token in self._eos_ids else token
             return []
-        if self._reader is None or self._channels is None:
-            decoded = [(AnswerPart.CONTENT, self._detokenizer.push(token))]
-        elif token in self._channels.markers:
-            decoded = [*self._reader.text(self._detokenizer.flush()), *self._reader.marker(token)]
-        else:
-            decoded = self._reader.text(self._detokenizer.push(token))
-        self._num_chars += sum(len(text) for _, text in decoded)
-        mark = self._stops.marks.get(token)
-        return self._filtered([*decoded, *([(self._part, mark)] if mark else [])])
+        mark = self._marks.get(token)
+        text = self._detokenizer.push(token) if mark is None else self._detokenizer.flush() + mark
+        self._num_chars += len(text)
+        stop_mark = self._stops.marks.get(token)
+        return self._filtered(self._read(text), stop_mark)
 
-    def _flush(self) -> list[Shown]:
+    def _read(self, text: str) -> Sequence[AnswerPiece]:
+        if self._reader is None:
+            return (Content(text),) if text else ()
+        return self._reader.push(text)
+
+    def _flush(self) -> list[AnswerPiece]:
         """Text held back until now, at the end of the output."""
         if self.stopped:
             return []
-        rest = self._detokenizer.flush()
-        decoded = (
-            [(AnswerPart.CONTENT, rest)] if self._reader is None else [*self._reader.text(rest), *self._reader.flush()]
-        )
-        shown = self._filtered(decoded)
-        return shown if self.stopped else [*shown, (self._part, self._stops.shown(self._filter.flush()))]
+        read = self._read(self._detokenizer.flush())
+        shown = self._filtered([*read, *(self._reader.flush() if self._reader else ())])
+        return shown if self.stopped else [*shown, *self._release()]
 
-    def _filtered(self, decoded: Sequence[Shown]) -> list[Shown]:
-        shown: list[Shown] = []
-        for part, text in decoded:
-            if part is not self._part:  # a stop string does not reach from one part into another
-                shown.append((self._part, self._stops.shown(self._filter.flush())))
-                self._part = part
-            shown.append((part, self._look(text)))
+    def _filtered(self, read: Sequence[AnswerPiece], stop_mark: str | None = None) -> list[AnswerPiece]:
+        """What may be shown now. Content and reasoning are looked through for stop strings; calls are not: a part of
+        one is none."""
+        shown: list[AnswerPiece] = []
+        for piece in read:
+            if isinstance(piece, CallBegins | Arguments):
+                self._num_calls += isinstance(piece, CallBegins)
+                shown += [*self._release(), piece]
+                continue
+            if type(piece) is not self._kind:  # a stop string does not reach from one part into another
+                shown += self._release()
+                self._kind = type(piece)
+            shown += self._said(self._look(piece.text))
             if self.stopped:
-                break
-        return shown
+                return shown
+        return [*shown, *self._said(self._look(stop_mark))] if stop_mark else shown
+
+    def _release(self) -> list[AnswerPiece]:
+        """What was held back, as it could have become a stop string."""
+        return self._said(self._stops.shown(self._filter.flush()))
+
+    def _said(self, text: str) -> list[AnswerPiece]:
+        return [self._kind(text)] if text else []
 
     def _look(self, text: str) -> str:
         """What may be shown now, stop strings looked for."""
@@ -152,8 +187,9 @@ def join(parts: Sequence[TextPiece]) -> TextPiece:
         return last
     return TextPiece(
         index=last.index,
-        text="".join(part.text for part in parts),
-        reasoning="".join(part.reasoning for part in parts),
+        parts=merged([*chain.from_iterable(part.parts for part in parts)]),
+        num_calls=last.num_calls,
+        num_reasoning=sum(part.num_reasoning for part in parts),
         tokens=tuple(chain.from_iterable(part.tokens for part in parts)),
         logprobs=tuple(chain.from_iterable(part.logprobs for part in parts)),
         offsets=tuple(chain.from_iterable(part.offsets for part in parts)),

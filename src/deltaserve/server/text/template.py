@@ -87,6 +87,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
+        self.source = source
         self._names = dict(names)
         self._quote = _Quoter(control_tokens)
         try:
@@ -96,7 +97,7 @@ class ChatTemplate:
         except Exception as error:  # nested too deeply, a number too long: Jinja and Python's compiler raise any type
             raise ConfigError(f"the chat template does not compile ({error.__class__.__name__})") from error
         try:
-            self.needs = find_needs(lambda messages: self.render(messages, {}, "one plain message").text)
+            self.needs = find_needs(lambda chat, **options: self.render(chat, options, "one plain message").text)
         except TemplateError as error:
             raise ConfigError(str(error)) from error
 
@@ -108,7 +109,7 @@ class ChatTemplate:
         quoted: dict[str, str] = {}
         variables = {
             "add_generation_prompt": True,
-            "tools": None,
+            "tools": None,  # unless the options have some
             "documents": None,
             **self._names,
             **{name: self._quote(value, quoted) for name, value in options.items()},

@@ -3,15 +3,21 @@
 A probe is a short conversation of made-up words. What comes out shows which form of a field the template reads.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from deltaserve.core.errors import DeltaserveError
 
 Message = Mapping[str, object]
-Render = Callable[[Sequence[Message]], str]
-"""Raises TemplateError where the template refuses the messages."""
+
+
+class Render(Protocol):
+    """Renders a chat. Raises TemplateError where the template refuses it."""
+
+    def __call__(self, chat: Sequence[Message], **options: object) -> str: ...
+
 
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 """Names under which templates read an earlier turn's reasoning, the most common first."""
@@ -50,12 +56,16 @@ class TemplateNeeds:
     """Whether it takes only ids of calls that have nine letters or digits."""
     knows_developer: bool = False
     """Whether it treats the role `developer` otherwise than a role that it has never heard of."""
+    shows_tools: bool = False
+    """Whether it tells the model of the tools of a request."""
 
 
 _WORD, _SECOND, _KEY, _VALUE, _CALLED = "qavuzo", "remiko", "tosabe", "lupimo", "gerafu"
 _LONG_ID, _SHORT_ID = "call_0a1B2c3D4e5F6g7H", "a1B2c3D4e"
 _ASKED: Message = {"role": "user", "content": "hello"}
 _ANSWERED: Message = {"role": "assistant", "content": "fine"}
+_PARAMETERS = {"type": "object", "properties": {_KEY: {"type": "string", "description": _VALUE}}}
+_TOOL = {"type": "function", "function": {"name": _CALLED, "description": _WORD, "parameters": _PARAMETERS}}
 
 
 def find_needs(render: Render) -> TemplateNeeds:
@@ -77,6 +87,7 @@ def find_needs(render: Render) -> TemplateNeeds:
         shows_name=probe.shows([{**_ASKED, "name": _WORD}], _WORD),
         short_ids=calls.short_ids,
         knows_developer=_knows_developer(probe),
+        shows_tools=probe.shows([_ASKED], _CALLED, _KEY, tools=[_TOOL]),
     )
 
 
@@ -126,15 +137,15 @@ class _Probe:
         self._render = render
         self._needs_parts = needs_parts
 
-    def text(self, messages: Sequence[Message]) -> str | None:
+    def text(self, messages: Sequence[Message], **options: object) -> str | None:
         """The rendered text; None where the template refuses."""
         try:
-            return self._render([self._wrapped(message) for message in messages])
+            return self._render([self._wrapped(message) for message in messages], **options)
         except TemplateError:
             return None
 
-    def shows(self, messages: Sequence[Message], *words: str) -> bool:
-        text = self.text(messages)
+    def shows(self, messages: Sequence[Message], *words: str, **options: object) -> bool:
+        text = self.text(messages, **options)
         return text is not None and _has(text, *words)
 
     def shows_parts(self, messages: Sequence[Message]) -> bool:

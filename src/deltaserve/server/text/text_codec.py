@@ -1,6 +1,7 @@
 """Everything a front knows about a model's text side: encode, chat prompts, decode, stop ids, defaults."""
 
 import logging
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +13,13 @@ from deltaserve.core.sampling import SamplingSource
 from deltaserve.model.checkpoint_config import spec_of
 from deltaserve.model.fields import shown
 from deltaserve.model.open_source import open_source
-from deltaserve.server.text.answer_channels import find_channels
+from deltaserve.server.text.answers.answer_choice import Parsers, choose
+from deltaserve.server.text.answers.answer_format import Thinking
+from deltaserve.server.text.answers.answer_reader import PromptEnd
 from deltaserve.server.text.byte_coverage import check_coverage
-from deltaserve.server.text.conversation import LeftOut, left_out, shaped
+from deltaserve.server.text.conversation import LeftOut, left_out, new_short_id, shaped
 from deltaserve.server.text.detokenize import Detokenizer, TokenBytes, decode_all
-from deltaserve.server.text.end_tokens import answered_chat, control_ids, end_ids
+from deltaserve.server.text.end_tokens import control_ids, end_ids
 from deltaserve.server.text.library_errors import library_errors
 from deltaserve.server.text.quoting_tokenizer import QuotingTokenizer, fast_ids
 from deltaserve.server.text.stop_filter import HiddenStops
@@ -27,6 +30,8 @@ from deltaserve.server.text.tokenizer_fit import fitted
 
 _log = logging.getLogger(__name__)
 MAX_VOCAB = 1 << 22
+_END_TOKENS = 24
+"""Tokens at the end of a prompt that may spell a marker and white space behind it."""
 
 
 class TooManyTokens(DeltaserveError):
@@ -58,11 +63,14 @@ class TextCodec:
         eos_ids: Iterable[int],
         template: ChatTemplate | None = None,
         defaults: SamplingDefaults | None = None,
+        parsers: Parsers | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.eos_ids = tuple(sorted(set(eos_ids)))
         self.defaults = defaults or SamplingDefaults()
         self.has_chat_template = template is not None
+        self.shows_tools = template is not None and template.needs.shows_tools
+        """Whether the template tells the model of tools."""
         self._tokenizer = tokenizer
         self._added = self.encode("")
         """What a text gets in front and behind."""
@@ -71,8 +79,8 @@ class TextCodec:
         self._quoting = QuotingTokenizer(tokenizer)
         self.control_ids: Mapping[str, int] = control_ids(tokenizer)
         """Control tokens of the tokenizer |-> their ids."""
-        self.channels = find_channels(self.control_ids, answered_chat(template)) if template else None
-        """Channels in which chats are answered; None: an answer is its text."""
+        self.answers = choose(self.control_ids, template, parsers or Parsers())
+        """How chats are answered."""
 
     @staticmethod
     def load(
@@ -80,6 +88,7 @@ class TextCodec:
         overrides: str | None = None,
         sampling: SamplingSource = "model",
         template: Path | None = None,
+        parsers: Parsers | None = None,
     ) -> "TextCodec":
         """Read a model folder or GGUF file. `overrides`: of its configuration, as for the model's weights (`spec_of`);
         `template`: file of a chat template in place of the model's own.
@@ -100,7 +109,7 @@ class TextCodec:
         defaults = recommended if sampling == "model" else SamplingDefaults()
         ends = end_ids(spec.eos_token_ids, files, chat)
         with library_errors(unusable):
-            codec = TextCodec(fit.tokenizer, spec.vocab_size, ends, chat, defaults)
+            codec = TextCodec(fit.tokenizer, spec.vocab_size, ends, chat, defaults, parsers)
             check_coverage(fit.tokenizer, codec._table, spec.vocab_size, model.name)
         if files.template is not None:
             _check_chat(codec, files.template, fit.left_out)
@@ -137,6 +146,18 @@ class TextCodec:
         template = self._template
         assert template is not None, "checked by has_chat_template"
         return left_out(messages, template.needs, lambda shown: template.render(shown, options).text)
+
+    def new_call_id(self) -> str:
+        """An id for a call, which nobody can guess, and which the template takes back."""
+        is_short = self._template is not None and self._template.needs.short_ids
+        return new_short_id() if is_short else f"call_{secrets.token_hex(12)}"
+
+    def prompt_end(self, tokens: Sequence[int], thinking: Thinking) -> PromptEnd:
+        """Whether a prompt ends inside reasoning, or behind it."""
+        end = self.decode(tokens[-_END_TOKENS:]).rstrip()
+        if end.endswith(thinking.begin):
+            return PromptEnd.INSIDE
+        return PromptEnd.BEHIND if end.endswith(thinking.end) else PromptEnd.BEFORE
 
     def least_tokens(self, text: str) -> int:
         """No fewer ids than this can spell `text`: a bound that needs no tokenizing (normalization is not foreseen)."""

@@ -7,7 +7,8 @@ import pytest
 from deltaserve.control.front.client import OutputDelta
 from deltaserve.core.sampling import SamplingParams
 from deltaserve.core.wire.messages import FinishReason
-from deltaserve.server.text.answer_channels import HARMONY, find_channels
+from deltaserve.server.text.answers.answer_choice import FORMATS, answer_ends
+from deltaserve.server.text.answers.answer_reader import AnswerReading
 from deltaserve.server.text.sample_text import SampleText, TextOptions, TextPiece, join
 from deltaserve.server.text.template import ChatTemplate
 from deltaserve.server.text.text_codec import TextCodec
@@ -15,6 +16,7 @@ from tests.fixtures.harmony import BOS, MARKERS, TEMPLATE, VOCAB, harmony_tokeni
 from tests.fixtures.tiny_tokenizer import CHAT_TEMPLATE, SPECIALS, byte_level
 
 CODEC = TextCodec(harmony_tokenizer(), VOCAB, [], ChatTemplate(TEMPLATE, (BOS, *MARKERS), {"bos_token": BOS}))
+READING = AnswerReading(CODEC.answers.spelling, str, reasoning=CODEC.answers.reasoning)
 ANALYSIS, COMMENTARY, FINAL = (f"<|channel|>{name}<|message|>" for name in ("analysis", "commentary", "final"))
 NEXT = "<|end|><|start|>assistant"
 CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
@@ -53,7 +55,7 @@ ANSWERS: Mapping[str, tuple[str, str, str]] = {
 
 def said(text: str, size: int, **options: object) -> tuple[TextPiece, list[TextPiece]]:
     """An answer whose tokens come `size` at a time: joined, and its pieces."""
-    wanted = TextOptions((), keeps_stop=False, skips_special_tokens=True, hides_output=False, channels=CODEC.channels)
+    wanted = TextOptions((), keeps_stop=False, skips_special_tokens=True, hides_output=False, reading=READING)
     for name, value in options.items():
         wanted = type(wanted)(**{field: getattr(wanted, field) for field in wanted.__slots__} | {name: value})
     sample, tokens, pieces = SampleText(0, SamplingParams(max_tokens=999, seed=0), wanted, CODEC), ids_of(text), []
@@ -85,7 +87,7 @@ def test_text_comes_as_its_tokens_do() -> None:
 
 def test_part_of_a_character_stays_in_its_channel_and_a_spelled_marker_is_text() -> None:
     tokens = [*ids_of(ANALYSIS + "a"), 0xE4, 0xBD, *ids_of(NEXT + FINAL), *b"<|end|>"]
-    options = TextOptions((), keeps_stop=False, skips_special_tokens=True, hides_output=False, channels=CODEC.channels)
+    options = TextOptions((), keeps_stop=False, skips_special_tokens=True, hides_output=False, reading=READING)
     sample = SampleText(0, SamplingParams(max_tokens=999, seed=0), options, CODEC)
     piece = sample.take(OutputDelta(tokens=tuple(tokens), finish=FinishReason.LENGTH))
     assert (piece.reasoning, piece.text) == ("a\ufffd", "<|end|>")
@@ -113,12 +115,11 @@ FOUND = {
 def test_a_format_is_found_by_its_control_tokens_and_the_template(name: str) -> None:
     specials, source, wanted = FOUND[name]
     codec = TextCodec(byte_level(specials), 280, [], ChatTemplate(source, specials, {"bos_token": BOS}))
-    assert (codec.channels is not None) == wanted
+    found = (codec.answers.reasoning is FORMATS["harmony"], codec.answers.calls is FORMATS["harmony"])
+    assert found == (wanted, wanted)
 
 
 def test_a_vocabulary_alone_tells_what_ends_an_answer() -> None:
     control = {text: token for token, text in enumerate(MARKERS)}
-    channels = find_channels(control, None)
-    assert channels is not None and channels.format is HARMONY
-    assert channels.answer_end_ids == {control["<|return|>"], control["<|call|>"]}
-    assert find_channels({"<|end|>": 1}, None) is None
+    assert answer_ends(control, None) == frozenset({control["<|return|>"], control["<|call|>"]})
+    assert answer_ends({"<|end|>": 1}, None) is None

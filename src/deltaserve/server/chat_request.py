@@ -1,0 +1,116 @@
+"""One chat request in nobody's words: what every dialect of chats translates its body to, and the job of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from deltaserve.server.api_errors import ApiError, invalid
+from deltaserve.server.chat_messages import ChatMessage, encode_messages
+from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, compose
+from deltaserve.server.prompts import Prompt
+from deltaserve.server.sampling_fields import EndpointFields
+from deltaserve.server.text.answers.answer_format import AnswerFormat
+from deltaserve.server.text.answers.answer_reader import AnswerReading, PromptEnd, ShowReasoning
+from deltaserve.server.text.sample_text import TextOptions
+from deltaserve.server.text.text_codec import TextCodec
+from deltaserve.server.tool_use import CallMode, ToolUse
+
+RESERVED_OPTIONS = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}
+)
+MAX_OPTIONS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """A conversation to go on with, and how."""
+
+    fields: Common
+    """Sampling, samples, streaming, salts and stop strings, under OpenAI's names."""
+    messages: Sequence[ChatMessage]
+    max_tokens: int | None
+    """Most output tokens, as asked."""
+    max_tokens_param: str = "max_tokens"
+    """The client's name of it, for errors."""
+    logprobs: int | None = None
+    """Likeliest tokens told beside each; None: no logprobs."""
+    template_options: Mapping[str, object] = field(default_factory=dict)
+    """Made by `template_options`."""
+    tools: ToolUse = field(default_factory=ToolUse)
+    """Made by `tool_use.tool_use`."""
+    tells_reasoning: bool = True
+    """Whether reasoning is told apart; otherwise it stays in the content with its markers."""
+    shown: ShowReasoning = ShowReasoning.AS_IT_COMES
+
+
+def template_options(effort: str | None, options: Mapping[str, object], param: str) -> Mapping[str, object]:
+    """What a template gets beside messages and tools. `options`: switches of the template (`enable_thinking`), never
+    names it gets from us. Raises ApiError 400 naming `param`.
+
+    `effort`: what templates call `reasoning_effort`; those of hybrid models have a switch, which "none" turns off.
+    """
+    for name in options:
+        if name in RESERVED_OPTIONS or name.endswith("_token") or not name.isidentifier() or name.startswith("_"):
+            raise invalid(param, "an entry has a reserved name or is not an identifier")
+    if not effort:
+        return options
+    off = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
+    return {"reasoning_effort": effort, **off, **options}
+
+
+def chat_job(request: ChatRequest, asker: Asker, job_id: str) -> Job:
+    """Validate everything that needs the tokenizer or the limits. Raises ApiError 400."""
+    param, default = request.max_tokens_param, asker.settings.default_max_tokens
+    limit = OutputLimit(asker.limits, "messages", param, request.max_tokens, default)
+    codec, tools = asker.codec, request.tools
+    _check_tools(tools, codec)
+    shown = [tool.as_template_takes_it() for tool in tools.tools] if codec.shows_tools else []
+    options = {**request.template_options, **({"tools": shown} if shown else {})}
+    prompt = Prompt(encode_messages(request.messages, options, codec, asker.limits, asker.unknown_fields))
+    asked = EndpointFields(limit.resolve(prompt), request.logprobs, request.fields.prompt_logprobs)
+    job = compose(request.fields, asker, [prompt], [asked], job_id)
+    return replace(job, text=_text_options(job.text, request, codec, prompt))
+
+
+def _check_tools(tools: ToolUse, codec: TextCodec) -> None:
+    """What cannot be done is refused, and never left out in silence."""
+    if tools.mode is CallMode.NONE:
+        return
+    if not codec.shows_tools:
+        way_out = 'leave them out, send tool_choice "none", or serve a model whose template shows them'
+        raise ApiError(400, "unsupported", f"the model's chat template does not show tools: {way_out}", "tools")
+    if codec.answers.calls is None:
+        way_out = 'send tool_choice "none", or start the server with --tool-call-parser NAME'
+        text = f"it is not known how this model writes calls (no format reads its template's): {way_out}"
+        raise ApiError(400, "unsupported", text, "tools")
+
+
+def _text_options(text: TextOptions, request: ChatRequest, codec: TextCodec, prompt: Prompt) -> TextOptions:
+    """A client that wants to see control tokens gets reasoning as the model wrote it."""
+    answers = codec.answers
+    reasoning = answers.reasoning if request.tells_reasoning and text.skips_special_tokens else None
+    if not request.tells_reasoning and _has_control(answers.reasoning, codec):
+        text = replace(text, skips_special_tokens=False)
+    calls = answers.calls if request.tools.callable else None
+    if calls is None and reasoning is None:
+        return text
+    reading = AnswerReading(
+        spelling=answers.spelling,
+        new_call_id=codec.new_call_id,
+        calls=calls,
+        tools=request.tools.callable,
+        reasoning=reasoning,
+        shown=request.shown,
+        prompt_end=_prompt_end(reasoning, codec, prompt),
+    )
+    return replace(text, reading=reading)
+
+
+def _has_control(reasoning: AnswerFormat | None, codec: TextCodec) -> bool:
+    """Whether markers are control tokens, which a text would not show."""
+    return reasoning is not None and any(marker in codec.control_ids for marker in reasoning.markers)
+
+
+def _prompt_end(reasoning: AnswerFormat | None, codec: TextCodec, prompt: Prompt) -> PromptEnd:
+    if reasoning is None or reasoning.thinking is None:
+        return PromptEnd.BEFORE
+    return codec.prompt_end(prompt.tokens, reasoning.thinking)

@@ -1,0 +1,1 @@
+"""Formats of answers: how models write reasoning and calls of tools."""

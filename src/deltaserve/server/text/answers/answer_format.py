@@ -1,0 +1,72 @@
+"""What a format of answers is: how reasoning and calls are marked, and who reads them. A branch has one: `FORMAT`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
+
+ReadCalls = Callable[[AnswerStream], Wait[bool]]
+"""Reads what follows a marker, and says the calls. False: it was none, nothing was said, and it is read as content."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """How calls stand in an answer."""
+
+    read: ReadCalls
+    begins: tuple[str, ...] = ()
+    """Markers before calls, wherever they stand; `read` goes on behind one."""
+    begins_content: tuple[str, ...] = ()
+    """Characters with which an answer that is calls alone begins; `read` begins at one."""
+    inside: tuple[str, ...] = ()
+    """Further markers that may be control tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """Reasoning that stands before the content, between two markers. The prompt may end behind the first."""
+
+    begin: str
+    end: str
+
+
+ReadMessages = Callable[[AnswerStream, bool], Wait[None]]
+"""Reads a whole answer. The flag: whether reasoning is told apart; calls are, where there are tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSyntax:
+    """Answers of several messages with headers, of which some are reasoning and some are calls."""
+
+    read: ReadMessages
+    markers: tuple[str, ...]
+    needed: frozenset[str]
+    """Control tokens without which a vocabulary is of another format."""
+    shown: str
+    """Marker that an earlier answer has in a chat."""
+    ends: frozenset[str]
+    """Control tokens that end the answer and not a message alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """One format. It may say how calls are written, how reasoning is, or both."""
+
+    calls: CallSyntax | None = None
+    thinking: Thinking | None = None
+    messages: MessageSyntax | None = None
+    """Of both, in place of the two."""
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """All markers that may be control tokens."""
+        found: set[str] = set()
+        if self.calls is not None:
+            found |= {*self.calls.begins, *self.calls.inside}
+        if self.thinking is not None:
+            found |= {self.thinking.begin, self.thinking.end}
+        return frozenset(found | {*(self.messages.markers if self.messages else ())})
+
+
+THINK_TAGS = Thinking("<think>", "</think>")
+"""The markers that most models of several families share."""

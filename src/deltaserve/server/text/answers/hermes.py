@@ -1,0 +1,19 @@
+"""Hermes's format, that of Qwen 2.5 and Qwen3 as well: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+
+from deltaserve.server.text.answers.answer_format import THINK_TAGS, AnswerFormat, CallSyntax
+from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
+from deltaserve.server.text.answers.json_calls import read_json_call
+
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+
+
+def _read(stream: AnswerStream) -> Wait[bool]:
+    yield from stream.skip()
+    if not (yield from read_json_call(stream, any_order=True)):
+        return False
+    yield from stream.skip()
+    yield from stream.accept(_END)
+    return True
+
+
+FORMAT = AnswerFormat(CallSyntax(_read, begins=(_BEGIN,), inside=(_END,)), THINK_TAGS)
