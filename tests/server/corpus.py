@@ -282,7 +282,7 @@ TOOLS: list[Bad] = [
     ("tool_choice", _function(name="f"), _V, None),
     ("parallel_tool_calls", "yes", _V, None),
 ]
-"""Of chats. What is right in itself and asks too much of a model: tests/server/test_tools.py."""
+"""Bad tools of chats."""
 
 CHAT_ONLY: list[Bad] = [
     *TOOLS,

@@ -8,8 +8,8 @@ from deltaserve.server.chat_messages import ChatMessage, encode_messages
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, compose
 from deltaserve.server.prompts import Prompt
 from deltaserve.server.sampling_fields import EndpointFields
-from deltaserve.server.text.answers.answer_format import AnswerFormat
 from deltaserve.server.text.answers.answer_reader import AnswerReading, PromptEnd, ShowReasoning
+from deltaserve.server.text.answers.answer_syntax import AnswerSyntax
 from deltaserve.server.text.sample_text import TextOptions
 from deltaserve.server.text.text_codec import TextCodec
 from deltaserve.server.tool_use import CallMode, ToolUse
@@ -105,12 +105,12 @@ def _text_options(text: TextOptions, request: ChatRequest, codec: TextCodec, pro
     return replace(text, reading=reading)
 
 
-def _has_control(reasoning: AnswerFormat | None, codec: TextCodec) -> bool:
+def _has_control(reasoning: AnswerSyntax | None, codec: TextCodec) -> bool:
     """Whether markers are control tokens, which a text would not show."""
     return reasoning is not None and any(marker in codec.control_ids for marker in reasoning.markers)
 
 
-def _prompt_end(reasoning: AnswerFormat | None, codec: TextCodec, prompt: Prompt) -> PromptEnd:
+def _prompt_end(reasoning: AnswerSyntax | None, codec: TextCodec, prompt: Prompt) -> PromptEnd:
     if reasoning is None or reasoning.thinking is None:
         return PromptEnd.BEFORE
     return codec.prompt_end(prompt.tokens, reasoning.thinking)

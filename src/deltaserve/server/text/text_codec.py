@@ -14,8 +14,8 @@ from deltaserve.model.checkpoint_config import spec_of
 from deltaserve.model.fields import shown
 from deltaserve.model.open_source import open_source
 from deltaserve.server.text.answers.answer_choice import Parsers, choose
-from deltaserve.server.text.answers.answer_format import Thinking
 from deltaserve.server.text.answers.answer_reader import PromptEnd
+from deltaserve.server.text.answers.answer_syntax import Thinking
 from deltaserve.server.text.byte_coverage import check_coverage
 from deltaserve.server.text.conversation import LeftOut, left_out, new_short_id, shaped
 from deltaserve.server.text.detokenize import Detokenizer, TokenBytes, decode_all

@@ -13,9 +13,9 @@ from deltaserve.core.branches import ANSWERS, Branch
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.files.branch_code import load_branch
 from deltaserve.server.text.answer_pieces import Arguments, CallBegins
-from deltaserve.server.text.answers.answer_format import AnswerFormat, Thinking
 from deltaserve.server.text.answers.answer_reader import AnswerReader, AnswerReading
 from deltaserve.server.text.answers.answer_stream import Spelling, spelling_of
+from deltaserve.server.text.answers.answer_syntax import AnswerSyntax, Thinking
 from deltaserve.server.text.conversation import shaped
 from deltaserve.server.text.template import ChatTemplate
 from deltaserve.server.text.template_needs import Message, TemplateError
@@ -35,18 +35,18 @@ class Parsers:
 class AnswerChoice:
     """The formats of one model's answers."""
 
-    calls: AnswerFormat | None = None
-    reasoning: AnswerFormat | None = None
+    calls: AnswerSyntax | None = None
+    reasoning: AnswerSyntax | None = None
     spelling: Spelling = Spelling({}, {})  # noqa: RUF009  # frozen
 
 
-def _format(branch: Branch) -> AnswerFormat:
+def _format(branch: Branch) -> AnswerSyntax:
     found = load_branch(branch).FORMAT
-    assert isinstance(found, AnswerFormat)
+    assert isinstance(found, AnswerSyntax)
     return found
 
 
-FORMATS: Mapping[str, AnswerFormat] = {name: _format(branch) for name, branch in ANSWERS.items()}
+FORMATS: Mapping[str, AnswerSyntax] = {name: _format(branch) for name, branch in ANSWERS.items()}
 
 
 def choose(control: Mapping[str, int], template: ChatTemplate | None, parsers: Parsers) -> AnswerChoice:
@@ -73,15 +73,15 @@ def answer_ends(control: Mapping[str, int], template: ChatTemplate | None) -> fr
     return None
 
 
-def _has_calls(each: AnswerFormat) -> bool:
+def _has_calls(each: AnswerSyntax) -> bool:
     return each.calls is not None or each.messages is not None
 
 
-def _has_reasoning(each: AnswerFormat) -> bool:
+def _has_reasoning(each: AnswerSyntax) -> bool:
     return each.thinking is not None or each.messages is not None
 
 
-def _named(name: str, setting: str, fits: Callable[[AnswerFormat], bool]) -> AnswerFormat | None:
+def _named(name: str, setting: str, fits: Callable[[AnswerSyntax], bool]) -> AnswerSyntax | None:
     if name in (AUTO, NONE):
         return None
     names = {each: FORMATS[each] for each in FORMATS if fits(FORMATS[each])}
@@ -131,7 +131,7 @@ class _Chats:
         yield until.partition(str(_ASKED["content"]))[2]
 
 
-def _has_messages(each: AnswerFormat, control: Mapping[str, int], chats: _Chats | None) -> bool:
+def _has_messages(each: AnswerSyntax, control: Mapping[str, int], chats: _Chats | None) -> bool:
     """By the control tokens, and by what the template writes of an earlier answer, where there is a template."""
     messages = each.messages
     if messages is None or not messages.needed <= control.keys():
@@ -139,14 +139,14 @@ def _has_messages(each: AnswerFormat, control: Mapping[str, int], chats: _Chats 
     return chats is None or messages.shown in chats.answered
 
 
-def _reads_calls(each: AnswerFormat, control: Mapping[str, int], chats: _Chats) -> bool:
+def _reads_calls(each: AnswerSyntax, control: Mapping[str, int], chats: _Chats) -> bool:
     """Whether it reads a call of an earlier turn back as the call that it was."""
     if each.messages is not None:
         return _has_messages(each, control, chats)
     return each.calls is not None and any(_reads(each, control, text) for text in chats.calls())
 
 
-def _reads(each: AnswerFormat, control: Mapping[str, int], text: str) -> bool:
+def _reads(each: AnswerSyntax, control: Mapping[str, int], text: str) -> bool:
     spelling = spelling_of(each.markers, control)
     reader = AnswerReader(AnswerReading(spelling, str, calls=each, tools=_TOOLS))
     pieces = [*reader.push(marked(text, spelling)), *reader.flush()]
@@ -158,7 +158,7 @@ def _reads(each: AnswerFormat, control: Mapping[str, int], text: str) -> bool:
         return False
 
 
-def _tells_reasoning(each: AnswerFormat, control: Mapping[str, int], chats: _Chats) -> bool:
+def _tells_reasoning(each: AnswerSyntax, control: Mapping[str, int], chats: _Chats) -> bool:
     """Whether the template marks reasoning in this way, or looks for its marker in earlier answers."""
     if each.messages is not None:
         return _has_messages(each, control, chats)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from deltaserve.server.text.answer_pieces import AnswerPiece, Reasoning
-from deltaserve.server.text.answers.answer_format import AnswerFormat, CallSyntax, Thinking
 from deltaserve.server.text.answers.answer_stream import MAX_NEWLINES, AnswerStream, Spelling, Tools, Wait
+from deltaserve.server.text.answers.answer_syntax import AnswerSyntax, CallSyntax, Thinking
 
 
 class PromptEnd(Enum):
@@ -36,10 +36,10 @@ class AnswerReading:
 
     spelling: Spelling
     new_call_id: Callable[[], str]
-    calls: AnswerFormat | None = None
+    calls: AnswerSyntax | None = None
     """None: calls are not looked for."""
     tools: Tools = field(default_factory=dict)
-    reasoning: AnswerFormat | None = None
+    reasoning: AnswerSyntax | None = None
     """None: reasoning is not told apart."""
     shown: ShowReasoning = ShowReasoning.AS_IT_COMES
     prompt_end: PromptEnd = PromptEnd.BEFORE

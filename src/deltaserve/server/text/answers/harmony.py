@@ -3,8 +3,8 @@
 import re
 from enum import Enum
 
-from deltaserve.server.text.answers.answer_format import AnswerFormat, MessageSyntax
 from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
+from deltaserve.server.text.answers.answer_syntax import AnswerSyntax, MessageSyntax
 
 
 class _Marker(Enum):
@@ -34,7 +34,7 @@ _MARKERS = {
 _ROLE = "assistant"
 
 
-class _Part(Enum):
+class _Shown(Enum):
     """Where the text of a message is shown."""
 
     CONTENT = "content"
@@ -43,7 +43,7 @@ class _Part(Enum):
 
 
 # Preambles to calls are meant for the user.
-_PARTS = {"analysis": _Part.REASONING, "commentary": _Part.CONTENT, "final": _Part.CONTENT}
+_PARTS = {"analysis": _Shown.REASONING, "commentary": _Shown.CONTENT, "final": _Shown.CONTENT}
 """Channel |-> where its text is shown. Text of any other channel stays in the content with its markers."""
 
 _MAX_HEADER_CHARS = 256
@@ -79,11 +79,11 @@ class _Messages:
         self._tells_reasoning = tells_reasoning
         self._header: list[tuple[_Marker | None, str]] | None = []
         """Header of the message that comes; None: in a text."""
-        self._part = _Part.CONTENT
+        self._part = _Shown.CONTENT
         self._is_raw = False
         """The text is shown with its markers."""
         self._is_new_line = False
-        self._spoke: set[_Part] = set()
+        self._spoke: set[_Shown] = set()
         self._lacks_arguments = False
 
     def marker(self, marker: _Marker, raw: str) -> None:
@@ -107,7 +107,7 @@ class _Messages:
         text = "".join(raw for _, raw in header)
         is_markup = bool(header) and header[0][0] is not None and _ADDRESSED not in text
         if not is_markup:
-            self._say(_Part.CONTENT, text)
+            self._say(_Shown.CONTENT, text)
 
     def _in_text(self, marker: _Marker, raw: str) -> None:
         if marker in (_Marker.TEXT, _Marker.INSIDE):
@@ -135,23 +135,23 @@ class _Messages:
             self._begin_text()
         elif marker is _Marker.END or (marker is None and not self._may_be_header()):
             self._say_header()
-            self._header, self._part, self._is_raw = ([] if marker is _Marker.END else None), _Part.CONTENT, False
+            self._header, self._part, self._is_raw = ([] if marker is _Marker.END else None), _Shown.CONTENT, False
 
     def _begin_text(self) -> None:
         role, channel = self._sections()
         called = _RECIPIENT.search(f"{role} {channel or ''}")
         if called is not None and called[1] in self._stream.tools:
             self._stream.begin_call(called[1])
-            self._header, self._part, self._is_raw, self._lacks_arguments = None, _Part.CALL, False, True
+            self._header, self._part, self._is_raw, self._lacks_arguments = None, _Shown.CALL, False, True
             return
-        part = _Part.CONTENT if channel is None else _PARTS.get(channel.strip())
+        part = _Shown.CONTENT if channel is None else _PARTS.get(channel.strip())
         is_plain = role.strip() in ("", _ROLE) and part is not None
-        is_plain = is_plain and (self._tells_reasoning or part is not _Part.REASONING)
+        is_plain = is_plain and (self._tells_reasoning or part is not _Shown.REASONING)
         if not is_plain:
             self._say_header()
         self._header, self._is_raw, self._is_new_line = None, not is_plain, is_plain
-        self._part = part if is_plain and part is not None else _Part.CONTENT
-        self._stream.is_reasoning = self._part is _Part.REASONING
+        self._part = part if is_plain and part is not None else _Shown.CONTENT
+        self._stream.is_reasoning = self._part is _Shown.REASONING
 
     def _sections(self) -> tuple[str, str | None]:
         """(what names the role, what names the channel or None)."""
@@ -173,26 +173,26 @@ class _Messages:
 
     def _say_header(self) -> None:
         assert self._header is not None
-        self._say(_Part.CONTENT, "".join(raw for _, raw in self._header))
+        self._say(_Shown.CONTENT, "".join(raw for _, raw in self._header))
 
-    def _say(self, part: _Part, text: str) -> None:
+    def _say(self, part: _Shown, text: str) -> None:
         if not text:
             return
-        if part is _Part.CALL:
+        if part is _Shown.CALL:
             self._lacks_arguments = False
             self._stream.arguments(text)
             return
         line = "\n" if self._is_new_line and part in self._spoke else ""
         self._is_new_line = False
         self._spoke.add(part)
-        (self._stream.reasoning if part is _Part.REASONING else self._stream.content)(line + text)
+        (self._stream.reasoning if part is _Shown.REASONING else self._stream.content)(line + text)
 
 
 def _is_short(text: str) -> bool:
     return len(text) <= _MAX_HEADER_CHARS and "\n" not in text
 
 
-FORMAT = AnswerFormat(
+FORMAT = AnswerSyntax(
     messages=MessageSyntax(
         _read,
         markers=tuple(_MARKERS),

@@ -1,7 +1,7 @@
 """Hermes's format, that of Qwen 2.5 and Qwen3 as well: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
-from deltaserve.server.text.answers.answer_format import THINK_TAGS, AnswerFormat, CallSyntax
 from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
+from deltaserve.server.text.answers.answer_syntax import THINK_TAGS, AnswerSyntax, CallSyntax
 from deltaserve.server.text.answers.json_calls import read_json_call
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -16,4 +16,4 @@ def _read(stream: AnswerStream) -> Wait[bool]:
     return True
 
 
-FORMAT = AnswerFormat(CallSyntax(_read, begins=(_BEGIN,), inside=(_END,)), THINK_TAGS)
+FORMAT = AnswerSyntax(CallSyntax(_read, begins=(_BEGIN,), inside=(_END,)), THINK_TAGS)

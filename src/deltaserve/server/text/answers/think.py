@@ -1,5 +1,5 @@
 """Reasoning between `<think>` and `</think>`, of models without a format of calls of their own (DeepSeek R1's)."""
 
-from deltaserve.server.text.answers.answer_format import THINK_TAGS, AnswerFormat
+from deltaserve.server.text.answers.answer_syntax import THINK_TAGS, AnswerSyntax
 
-FORMAT = AnswerFormat(thinking=THINK_TAGS)
+FORMAT = AnswerSyntax(thinking=THINK_TAGS)

@@ -49,13 +49,13 @@ class MessageSyntax:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerFormat:
+class AnswerSyntax:
     """One format. It may say how calls are written, how reasoning is, or both."""
 
     calls: CallSyntax | None = None
     thinking: Thinking | None = None
     messages: MessageSyntax | None = None
-    """Of both, in place of the two."""
+    """How both are, in place of the two."""
 
     @property
     def markers(self) -> frozenset[str]:
