@@ -6,6 +6,7 @@ path that ends in it, a state by the path up to it, and asks of a prefix whether
 half of the runs all page keys collide.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pytest
@@ -14,12 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from deltaserve.control.cache.allocator import PagePool
+from deltaserve.control.cache.block_log import BlockChange, BlocksForgotten, BlocksRemoved, BlocksStored
 from deltaserve.control.cache.pages import PageState
 from deltaserve.control.cache.prefix_cache import Lease, Match, StateEviction
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import Namespace, PageId
 from deltaserve.core.keys import KEY_BYTES
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
+from deltaserve.core.tokens import TOKEN_BYTES
 from tests.control.cache.toys import ALICE, BOB, STATE, Toy, longest, spell
 
 LETTERS = "ab"
@@ -81,6 +84,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         self.pins: list[tuple[PagePool, tuple[PageId, ...]]] = []
         self.known: set[bytes] = set()
         self.next_event = 0
+        self.blocks: dict[bytes, tuple[Namespace, bytes, bytes]] = {}
 
     # ------------------------------------------------------------ the model
 
@@ -384,6 +388,16 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             self.next_event += (len(events.stored) + len(events.evicted)) // KEY_BYTES
         assert self.known == {self.key(path) for path in self.tree}
 
+    @precondition(lambda self: not self.toy.colliding)
+    @rule()
+    def listen(self) -> None:
+        """Somebody else, who is told pages with their ids and knows no keys but as names of pages."""
+        for change in self.cache.drain_blocks():
+            hear(self.blocks, change, self.toy.page_size)
+        assert sorted(paths_of(self.blocks)) == sorted(
+            (name, spell(word, self.toy.page_size)) for name, word in self.tree
+        )
+
     # ------------------------------------------------------------ invariants
 
     @invariant()
@@ -430,6 +444,37 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
 def packed_set(packed: bytes) -> set[bytes]:
     return {packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)}
+
+
+def hear(blocks: dict[bytes, tuple[Namespace, bytes, bytes]], change: BlockChange, page_size: int) -> None:
+    """What a listener does: page |-> (namespace, page before it, ids)."""
+    match change:
+        case BlocksForgotten():
+            blocks.clear()
+        case BlocksRemoved(keys):
+            for key in split(keys, KEY_BYTES):
+                del blocks[key]
+        case BlocksStored(namespace, parent, keys, tokens):
+            assert not parent or parent in blocks
+            pages = split(tokens, page_size * TOKEN_BYTES)
+            for key, page in zip(split(keys, KEY_BYTES), pages, strict=True):
+                assert key not in blocks
+                blocks[key] = namespace, parent, page
+                parent = key
+
+
+def paths_of(blocks: Mapping[bytes, tuple[Namespace, bytes, bytes]]) -> Iterator[tuple[Namespace, bytes]]:
+    """The whole path of ids of each page."""
+    for namespace, parent, page in blocks.values():
+        path = page
+        while parent:
+            _, parent, before = blocks[parent]
+            path = before + path
+        yield namespace, path
+
+
+def split(packed: bytes, size: int) -> list[bytes]:
+    return [packed[at : at + size] for at in range(0, len(packed), size)]
 
 
 PrefixCacheMachine.TestCase.settings = settings(max_examples=4 * settings().max_examples, stateful_step_count=40)

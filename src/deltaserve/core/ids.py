@@ -28,6 +28,8 @@ TicketSeq = NewType("TicketSeq", int)
 """Number of a ticket, contiguous per (decode boot, prefill boot), counted from 1."""
 Namespace = NewType("Namespace", str)
 """Tenant (plus optional salt). First element of every cache key: two namespaces never share a page."""
+DEFAULT_NAMESPACE = Namespace("default")
+"""That of requests without a key."""
 
 
 class Role(Enum):

@@ -51,6 +51,7 @@ from deltaserve.process.children.child import ChildSpec, Kind
 from deltaserve.process.children.terminal import LogSpec
 from deltaserve.process.worker.worker_spec import ExpertSeat, WorkerSpec, worker_environment, write_spec
 from deltaserve.settings.config import Settings
+from deltaserve.settings.kv_events import KvEventsConfig, read_kv_events
 from deltaserve.settings.resolve import (
     Device,
     MachineFacts,
@@ -445,6 +446,7 @@ def worker_spec(
             state_eviction=settings.memory.state_eviction,
             verify_checksums=disaggregation.verify == "crc" or evidence is Evidence.CONTENTS,
             drain_timeout_s=disaggregation.drain_timeout_s,
+            tells_blocks=kv_events_of(settings) is not None,
         ),
         transport=resolved.transfer_backend,
         transport_tls=resolved.transfer_tls,
@@ -462,8 +464,23 @@ def worker_spec(
         draft_path=settings.speculation.speculative_draft_model_path,
         drain_grace_s=settings.process.shutdown_grace_s,
         state_dir=settings.process.state_dir,
+        kv_events=kv_events_of(settings),
         log=log_spec(settings),
     )
+
+
+def kv_events_of(settings: Settings) -> KvEventsConfig | None:
+    """Where the first worker of this machine tells of its cache; None: none does."""
+    text = settings.network.kv_events_config
+    config = None if text is None else read_kv_events(text)
+    return config if config is not None and config.is_on else None
+
+
+def with_own_kv_events(spec: WorkerSpec, index: int) -> WorkerSpec:
+    """`spec` with endpoints that no other worker of this machine has."""
+    if spec.kv_events is None:
+        return spec
+    return msgspec.structs.replace(spec, kv_events=spec.kv_events.of_worker(index, spec.name))
 
 
 def _sched_options(role: Role, settings: Settings, resolved: ResolvedConfig) -> SchedOptions:

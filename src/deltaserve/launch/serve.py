@@ -28,6 +28,7 @@ from deltaserve.launch.compose import (
     settings_of,
     with_core_shares,
     with_expert_seat,
+    with_own_kv_events,
     worker_child,
     worker_names,
     worker_spec,
@@ -157,6 +158,7 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
         )
         for (name, role), first in zip(names, first_ranks, strict=False)
     ]
+    specs = [with_own_kv_events(spec, index) for index, spec in enumerate(specs)]
     ranks = [resolved[role] for _, role in names]
     require_threads(
         settings.network.fronts + sum(r.tp_size for r in ranks), sum(r.tp_size * r.num_threads for r in ranks)

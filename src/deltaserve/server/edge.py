@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deltaserve.core.ids import Namespace
+from deltaserve.core.ids import DEFAULT_NAMESPACE
 from deltaserve.server.api_errors import (
     CLIENT_CLOSED,
     NOT_OURS,
@@ -28,7 +28,6 @@ from deltaserve.server.settings import ApiKey, HttpLimits, Right
 
 _log = logging.getLogger("deltaserve.server")
 _SAFE_ID = re.compile(rf"[{ID_CHARACTERS}]{{1,128}}\Z")
-DEFAULT_NAMESPACE = Namespace("default")
 OTHER_PATH = "other"
 
 _SINGLE = (b"authorization", b"x-api-key", b"content-type", b"content-encoding", b"x-deadline-seconds")

@@ -115,6 +115,10 @@ SocketPath = Annotated[
     str, Field(pattern=r"^/[^\x00\n]+$", max_length=100, description="an absolute path of 2 to 100 characters")
 ]
 """The kernel's limit is 107 bytes."""
+KvEvents = Annotated[
+    str,
+    Field(max_length=4096, description='a JSON object such as {"endpoint": "tcp://127.0.0.1:5557"}'),
+]
 Network = Annotated[
     str,
     Field(description="an IPv4 network such as 10.0.0.0/24, no wider than /8"),
@@ -596,6 +600,13 @@ class NetworkSettings(Group):
         "processes that take requests, on one port: for more streams than one core writes; each has admin routes of "
         "its own, the first at --admin-port, the next on the ports above it",
         commands=ROUTING,
+        use="rare",
+    )
+    kv_events_config: KvEvents | None = option(
+        None,
+        "tell routers of others what enters and leaves the caches: a JSON object with endpoint, replay_endpoint and "
+        "topic; worker i of a server binds the ports plus i",
+        commands=COMPUTING,
         use="rare",
     )
     workers: WorkerList | None = option(None, "worker links to dial, by role", commands=("router",))

@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterator
 
 from deltaserve.settings.config import MAX_WORKERS, Settings
+from deltaserve.settings.kv_events import read_kv_events
 
 WORKER_COMMANDS = ("prefill", "decode")
 
 
 def breaches(settings: Settings, command: str) -> Iterator[str]:
     """Each rule that `deltaserve COMMAND` would break."""
-    for rule in (_paths, _modes, _ranks, _lengths, _speculation, _listeners, _logs):
+    for rule in (_paths, _modes, _ranks, _lengths, _speculation, _listeners, _kv_events, _logs):
         yield from rule(settings, command)
 
 
@@ -180,6 +181,24 @@ def _listeners(settings: Settings, command: str) -> Iterator[str]:
         yield f"--admin-host {network.admin_host}: admin routes beyond this machine need --api-key-file"
     if not is_local and not is_worker and security.api_key_file is None:
         yield f"--host {host}: listening beyond this machine needs --api-key-file (or --insecure-network)"
+
+
+def _kv_events(settings: Settings, command: str) -> Iterator[str]:
+    text = settings.network.kv_events_config
+    if text is None:
+        return
+    try:
+        config = read_kv_events(text)
+    except ValueError as error:
+        yield f"--kv-events-config {text[:80]!r}: {error}"
+        return
+    if not config.is_on or settings.security.insecure_network or settings.security.trusted_data_network is not None:
+        return
+    for host in [each for each in config.hosts if not is_loopback(each)]:
+        yield (
+            f"--kv-events-config: {host} is beyond this machine, and events carry the tokens of prompts to whoever "
+            "connects; take an address of loopback, or add --insecure-network"
+        )
 
 
 def _logs(settings: Settings, command: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from deltaserve.control.engine.api import DrainRequested, InstanceConfig
+from deltaserve.control.engine.api import DrainRequested, InstanceConfig, TellBlocks
 from deltaserve.control.engine.core import EngineCore
 from deltaserve.control.engine.driver import ComputeStep, Driver, Heard, Rest, RoleTaken, WorkerAction
 from deltaserve.control.engine.step_pace import EagerPace, StepPace
@@ -383,6 +383,8 @@ class SimWorker(SimProcess):
                 self._attempts = Attempts()
                 self.world.trace.note(self.world.now, self.name, "becomes", action.role.value)
                 self.world.seen.note(Situation.ROLE_CHANGED)
+            case TellBlocks():
+                pass  # nobody outside listens
             case order:
                 if isinstance(order, FencePeer):
                     self.num_fences += bool(self.instance.serving.receiver.of_peer(order.peer))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from deltaserve.control.cache.allocator import PagePool
+from deltaserve.control.cache.block_log import BlockLog
 from deltaserve.control.cache.prefix_cache import Insertion, Lease, Match, PrefixCache, StateEviction
 from deltaserve.core.ids import Namespace, PageId
 from deltaserve.core.keys import extend_keys, seed_key
@@ -57,12 +58,15 @@ class Toy:
     """Every page has the same key: the worst a hash could do."""
     retentions: tuple[Retention, ...] = (KEEP_ALL, LONG_WINDOW)
     state_eviction: StateEviction = StateEviction.RECENCY
+    max_blocks: int = 20
 
     def __post_init__(self) -> None:
         self.pools = tuple(PagePool(num_pages) for num_pages in self.pool_pages)
         if len(self.pools) > 1:
             taken(self.pools[1].allocate(5))
-        self.cache = PrefixCache(self.page_size, self.pools, self.retentions[: len(self.pools)], self.state_eviction)
+        retentions = self.retentions[: len(self.pools)]
+        blocks = BlockLog(self.max_blocks)
+        self.cache = PrefixCache(self.page_size, self.pools, retentions, self.state_eviction, blocks)
 
     def text(self, word: str, namespace: Namespace = ALICE) -> tuple[bytes, bytes]:
         """(tokens, keys) of a word."""

@@ -101,6 +101,7 @@ EXAMPLES: dict[str, str] = {
     "admin-host": "localhost",
     "admin-port": "9100",
     "fronts": "2",
+    "kv-events-config": '{"endpoint": "tcp://127.0.0.1:5557"}',
     "allowed-hosts": "llm.example",
     "allowed-origins": "https://chat.example,http://[::1]:3000",
     "uds": "/run/llm.sock",
@@ -155,7 +156,7 @@ def test_flag_variable_and_file_mean_the_same(key: str, tmp_path: Path) -> None:
     by_flag = settings_of(command, *base, *([option.flag] if option.is_switch else [option.flag, text]))
     by_variable = settings_of(command, *base, environ={option.env: text})
     path = tmp_path / "config.yaml"
-    path.write_text(f"{key}: {text}" if key != "json-model-override-args" else f"{key}: '{text}'")
+    path.write_text(f"{key}: {text}" if "{" not in text else f"{key}: '{text}'")
     by_file = settings_of(command, *base, "--config", str(path))
     assert by_flag == by_variable == by_file
     assert str(value_of(by_flag, option)).lower() in (text.lower(), f"{text}.0")

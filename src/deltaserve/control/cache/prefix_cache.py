@@ -13,6 +13,7 @@ needs.
 from collections.abc import Iterator, Sequence
 
 from deltaserve.control.cache.allocator import PagePool
+from deltaserve.control.cache.block_log import BlockChange, BlockLog, BlocksForgotten, BlocksStored
 from deltaserve.control.cache.eviction import LruOrder
 from deltaserve.control.cache.integrity import TreeAccounts, check_accounts
 from deltaserve.control.cache.lease import Insertion, Lease, Match
@@ -43,7 +44,9 @@ class PrefixCache:
         pools: tuple[PagePool, ...],
         retentions: tuple[Retention, ...] = (KEEP_ALL,),
         state_eviction: StateEviction = StateEviction.RECENCY,
+        blocks: BlockLog | None = None,
     ) -> None:
+        """`blocks`: writes down what enters and leaves the tree, for others; None: nobody asks."""
         self.page_size = page_size
         self.pools = pools
         self.retentions = retentions
@@ -61,6 +64,7 @@ class PrefixCache:
         self._tree = RadixTree(page_size, len(pools))
         self._lru = LruOrder()
         self._events = EventLog()
+        self._blocks = blocks
         self._leases: set[Lease] = set()
         self._num_evictable = 0  # pages of unlocked nodes in the FULL pool
         self._num_protected = 0  # pages of locked nodes in the FULL pool
@@ -228,7 +232,7 @@ class PrefixCache:
         self._tree.sever(top)
         self._version += 1
         for node in reversed(list(self._tree.below(top))):
-            self._events.evicted(node.keys)
+            self._note_gone(node.keys)
             if not node.locks:
                 self._lru.remove(node)
                 self._drop_severed(node)
@@ -287,6 +291,19 @@ class PrefixCache:
         """All keys in the tree now, for a receiver that missed events; the next drain continues it."""
         stored = b"".join(node.keys for node in self._tree.nodes())
         return Events(first=self._events.next_event, stored=stored, evicted=b"", snapshot=True)
+
+    def drain_blocks(self) -> tuple[BlockChange, ...]:
+        """What entered and left the tree since the last call, with token ids; nothing where nobody asks. Of more
+        changes than are kept only what there is now is told."""
+        if self._blocks is None:
+            return ()
+        taken = self._blocks.take()
+        return (BlocksForgotten(), *self._all_blocks()) if taken is None else taken
+
+    def _all_blocks(self) -> Iterator[BlocksStored]:
+        for node in self._tree.nodes():
+            if node.parent is not None:
+                yield BlocksStored(node.namespace, node.parent.keys[-KEY_BYTES:], node.keys, node.tokens)
 
     def states(self, pool: int) -> Iterator[tuple[Namespace, bytes, PageId]]:
         """(namespace, packed tokens that the state has taken in, its slot) of every state that a match can reach."""
@@ -431,7 +448,7 @@ class PrefixCache:
 
         The caller locks it next.
         """
-        num_new = num_keys(keys)
+        num_new, parent = num_keys(keys), node.keys[-KEY_BYTES:]
         new_pages = tuple(handed_over[-num_new:] for handed_over in pages)
         for pool, new in zip(self.pools, new_pages, strict=True):
             pool.cache(new)
@@ -443,6 +460,8 @@ class PrefixCache:
             self._lru.add(node)
         if not node.severed:
             self._events.stored(keys)
+            if self._blocks is not None:
+                self._blocks.stored(BlocksStored(node.namespace, parent, keys, tokens))
         if node.locks:
             self._num_protected += num_new
         else:
@@ -450,6 +469,11 @@ class PrefixCache:
         for tail in self._tails:
             tail.stored(node, len(new_pages[tail.index]))
         return node
+
+    def _note_gone(self, keys: bytes) -> None:
+        self._events.evicted(keys)
+        if self._blocks is not None:
+            self._blocks.removed(keys)
 
     def _may_grow(self, node: Node, lease: Lease, num_new: int, new_pages: Pages) -> bool:
         """Whether `node` is a lone leaf that no other lease ends at, and would stay one that a node may be."""
@@ -478,7 +502,7 @@ class PrefixCache:
         """Cut `num_pages` page indexes off an unlocked leaf, or all of it. Its pages are the caller's."""
         kept = leaf.num_pages - num_pages
         held = leaf.pages
-        self._events.evicted(leaf.keys[kept * KEY_BYTES :])
+        self._note_gone(leaf.keys[kept * KEY_BYTES :])
         self._num_evictable -= num_pages
         if kept:
             self._tree.trim(leaf, leaf.start + kept)

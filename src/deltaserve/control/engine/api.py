@@ -16,6 +16,7 @@ from typing import Protocol, Self
 
 import msgspec
 
+from deltaserve.control.cache.block_log import BlockChange
 from deltaserve.control.peer.link import LinkAction, LinkEvent
 from deltaserve.control.sched.plan import StepPlan, StepResult
 from deltaserve.control.sched.sched_config import SchedOptions
@@ -31,9 +32,16 @@ class DrainRequested:
     """Stop taking requests; `is_drained()` turns true when the last one ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class TellBlocks:
+    """Tell whoever listens what entered and left the tree."""
+
+    changes: tuple[BlockChange, ...]
+
+
 Event = LinkEvent | DrainRequested | TransferReport
 
-Action = LinkAction | TransferCommand
+Action = LinkAction | TransferCommand | TellBlocks
 
 
 class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,6 +63,8 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Silence of a front, seen by decode, after which its rooms are cancelled."""
     drain_timeout_s: float = 2.0
     """A peer silent for so long about a revoked ticket is fenced. While it drains it says so twice a second."""
+    tells_blocks: bool = False
+    """Whether pages that enter and leave the tree are told to others than our fronts."""
     share_wait_s: float = 2.0
     """Longest time that a request waits for another request's transfer of the same pages."""
 

@@ -13,7 +13,7 @@ of its own, over the same pools and tree. What carries the boot is new: links, t
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from deltaserve.control.engine.api import Action, DrainRequested, Event, InstanceConfig
+from deltaserve.control.engine.api import Action, DrainRequested, Event, InstanceConfig, TellBlocks
 from deltaserve.control.engine.backlog import Backlog
 from deltaserve.control.engine.intake import Intake
 from deltaserve.control.engine.meter import Meter
@@ -211,6 +211,8 @@ class EngineCore:
             events = self.parts.cache.drain_events()
             if events.stored or events.evicted:
                 self.links.tell_fronts(events, turn)
+            if changes := self.parts.cache.drain_blocks():
+                turn.actions.append(TellBlocks(changes))
         return turn.actions
 
     # ------------------------------------------------------------ another role

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from msgspec.structs import asdict, replace
 
 from deltaserve.control.cache.allocator import PagePool
+from deltaserve.control.cache.block_log import BlockLog
 from deltaserve.control.cache.pages import PageEvent, PageState
 from deltaserve.control.cache.prefix_cache import PrefixCache, StateEviction
 from deltaserve.control.engine.api import InstanceConfig
@@ -18,6 +19,8 @@ from deltaserve.core.ids import Role
 from deltaserve.core.keys import seed_check
 from deltaserve.core.wire.messages import Facts
 
+_MAX_BLOCKS = 1 << 16
+"""Pages whose changes are kept between two tellings, a tenth of a second."""
 _PAGE_STATES = tuple((state, state.name.lower()) for state in PageState)
 """Each page state with its name in metrics."""
 
@@ -34,7 +37,10 @@ class Parts:
 
 def build_parts(config: InstanceConfig) -> Parts:
     pools = tuple(PagePool(num_pages) for num_pages in config.num_pages)
-    cache = PrefixCache(config.cache.page_size, pools, config.cache.pools, StateEviction(config.options.state_eviction))
+    options = config.options
+    blocks = BlockLog(_MAX_BLOCKS) if options.tells_blocks else None
+    eviction = StateEviction(options.state_eviction)
+    cache = PrefixCache(config.cache.page_size, pools, config.cache.pools, eviction, blocks)
     budget = Budget(cache, pools)
     return Parts(pools, cache, budget, Scheduler(sched_config(config), cache, budget, config.seed_of))
 

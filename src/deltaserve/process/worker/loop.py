@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from deltaserve.control.engine.api import DrainRequested, Instance
+from deltaserve.control.engine.api import DrainRequested, Instance, TellBlocks
 from deltaserve.control.engine.driver import ComputeStep, Driver, Heard, Rest, RoleTaken, WorkerAction
 from deltaserve.control.peer.link import Dial, FrameIn, HangUp, LinkBroken, PeerDied, SendFrame
 from deltaserve.control.sched.plan import StepResult
@@ -22,6 +22,7 @@ from deltaserve.process.children.interrupts import stop_signals
 from deltaserve.process.children.mailbox import Mailbox
 from deltaserve.process.children.notices import PeerDown
 from deltaserve.process.children.parent import Parent
+from deltaserve.process.links.block_link import BlockPublisher
 from deltaserve.process.links.ends import Socket
 from deltaserve.process.links.links import Links
 from deltaserve.process.worker.load_line import LoadLine
@@ -61,6 +62,8 @@ class Threads:
     step: Stepping
     transfer: TransferThread
     answers: Mailbox[StepResult | Reports]
+    blocks: BlockPublisher | None = None
+    """Tells others what enters and leaves the cache; None: nobody does."""
 
 
 class Loop:
@@ -172,6 +175,9 @@ class Loop:
                     self._threads.step.rest()
                 case RoleTaken():
                     self._tell_role(action)
+                case TellBlocks(changes):
+                    if self._threads.blocks is not None:
+                        self._threads.blocks.put(changes)
                 case order:
                     self._threads.transfer.submit(order)
 

@@ -24,6 +24,7 @@ from deltaserve.process.children.mailbox import Mailbox
 from deltaserve.process.children.parent import Parent
 from deltaserve.process.children.shortage import telling_shortage
 from deltaserve.process.children.terminal import say, start_log
+from deltaserve.process.links.block_link import BlockPublisher
 from deltaserve.process.links.links import Links
 from deltaserve.process.links.security import LinkSecurity
 from deltaserve.process.worker.launch_thread import LaunchThread
@@ -105,7 +106,7 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tup
         ranks.wait_ready()
     answers: Mailbox[StepResult | Reports] = Mailbox()
     step = _step_thread(parts, answers)
-    threads = Threads(step, TransferThread(parts.open_plane, answers), answers)
+    threads = Threads(step, TransferThread(parts.open_plane, answers), answers, _block_publisher(spec))
     watchdog = Watchdog(spec.stuck_after_s)
     options = LoopOptions(
         drain_grace_s=spec.drain_grace_s,
@@ -124,6 +125,8 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tup
     if not threads.transfer.stop(_STOP_WAIT_S):
         _log.warning("the transport did not close within %.0f s", _STOP_WAIT_S)
     threads.step.stop(wait_s=0.0)
+    if threads.blocks is not None:
+        threads.blocks.stop()
     if ranks is not None:
         ranks.end()
     _log.info("ended with exit code %d", code)
@@ -136,6 +139,14 @@ def _step_thread(parts: WorkerParts, answers: Mailbox[StepResult | Reports]) -> 
     if parts.launcher is not None:
         return LaunchThread(parts.launcher, answers)
     return StepThread(lambda plan: answers.put(parts.executor.execute(plan).compact(plan)))
+
+
+def _block_publisher(spec: WorkerSpec) -> BlockPublisher | None:
+    """Raises ConfigError."""
+    if spec.kv_events is None:
+        return None
+    medium = "GPU" if spec.device.startswith("cuda") else "CPU"
+    return BlockPublisher(spec.kv_events, spec.page_size, medium)
 
 
 def _listen(links: Links, spec: WorkerSpec, parent: Parent | None) -> int:

@@ -15,6 +15,7 @@ from deltaserve.core.quantization import Quantization
 from deltaserve.core.rounding import Rounding
 from deltaserve.model.drafts.draft_algorithm import OFF
 from deltaserve.process.children.terminal import LogSpec
+from deltaserve.settings.kv_events import KvEventsConfig
 from deltaserve.transports.registry import TransportOptions, transport_kind
 
 
@@ -101,6 +102,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Folder of a draft head; None: it is among the model's weights."""
     state_dir: str | None = None
     """Folder for what ranks need to meet while they run; None: where temporary files go."""
+    kv_events: KvEventsConfig | None = None
+    """Where others are told what enters and leaves the cache; None: nowhere."""
     log: LogSpec = LogSpec()
 
     def __post_init__(self) -> None:

@@ -430,8 +430,8 @@ _REFUSED = {
     "answers carry no inner values; leave it out": (
         "enable-return-hidden-states enable-return-routed-experts max-logprobs= return-tokens-as-token-ids"
     ),
-    "there are metrics and logs, no traces and no stream of cache events; leave it out": (
-        "enable-trace otlp-traces-endpoint= kv-events-config= enable-kv-cache-events collect-detailed-traces=* "
+    "there are metrics and logs, no traces; leave it out": (
+        "enable-trace otlp-traces-endpoint= enable-kv-cache-events collect-detailed-traces=* "
         "durable-kv-events profiler-config= enable-nsys enable-per-request-metrics dump-request-path="
     ),
     "no text of requests is kept; leave it out": (
