@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,28 @@ _GRACE_S = 60.0
 """After a test's time limit, which is a signal to Python, until its process is ended without Python."""
 _FIXTURES_S = 3 * 3600.0
 """Time limit of what is made before a test: compilations among it, on a busy machine."""
+_LONG = (
+    "tests/compute/native/test_sanitizers.py",
+    "tests/test_branches.py",
+    "tests/compute/executor/test_step_graphs.py",
+    "tests/compute/executor/test_warm_up.py",
+    "tests/process/worker/test_worker.py",
+    "tests/product/test_drafts.py",
+    "tests/compute/executor/test_equal_bits.py",
+    "tests/process/worker/test_ranks.py",
+    "tests/launch/test_supervisor.py",
+    "tests/e2e/test_shapes.py",
+    "tests/e2e/test_service.py",
+    "tests/e2e/test_deaths.py",
+    "tests/e2e/test_roles.py",
+    "tests/e2e/test_demo.py",
+    "tests/e2e/test_windows.py",
+    "tests/chaos/test_chaos.py",
+    "tests/chaos/test_nixl_storm.py",
+    "tests/chaos/test_streams.py",
+)
+"""Files that take longest, of those that have few tests: they come first, or one process ends minutes after the other.
+A file is never split: its tests share fixtures."""
 _MAX_DATA_BYTES = psutil.virtual_memory().total // 2
 """Memory limit of a test process, and of each process it starts: far beyond what any of them needs."""
 
@@ -96,6 +119,14 @@ class _Watch:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--progress", metavar="NAME", help="say how far this run, called NAME, is: tests/progress.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, then those with most tests: the order in which files are handed to processes."""
+    files = [item.nodeid.partition("::")[0] for item in items]
+    sizes, places = Counter(files), {file: place for place, file in enumerate(_LONG)}
+    orders = {file: (places.get(file, len(_LONG)), -sizes[file], file) for file in sizes}
+    items.sort(key=lambda item: orders[item.nodeid.partition("::")[0]])
 
 
 def pytest_configure(config: pytest.Config) -> None:
