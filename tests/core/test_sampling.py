@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from deltaserve.core.sampling import SamplingParams, TokenLogprobs, sampling_problem
+from deltaserve.core.sampling import MAX_GRAMMAR_BYTES, SamplingParams, TokenLogprobs, sampling_problem
 
 
 def test_history_is_needed_by_penalties_only() -> None:
@@ -64,6 +64,7 @@ NAN, INF = float("nan"), float("inf")
         {"repetition_penalty": 5e-324, "presence_penalty": -2.0, "frequency_penalty": 2.0},
         {"logit_bias": ((0, -100.0), (9, 100.0)), "stop_token_ids": (0, 9)},
         {"logprobs": 20, "prompt_logprobs": 0, "min_tokens": 5},
+        {"grammar": "é" * (MAX_GRAMMAR_BYTES // 2)},
     ],
 )
 def test_what_a_sampler_obeys(changes: dict[str, object]) -> None:
@@ -88,6 +89,7 @@ def test_what_a_sampler_obeys(changes: dict[str, object]) -> None:
         *({"stop_token_ids": (value,)} for value in (-1, 10, 10**9)),
         *({"logit_bias": ((value, 1.0),)} for value in (-1, 10)),
         *({"logit_bias": ((1, value),)} for value in (NAN, INF)),
+        {"grammar": "é" * (MAX_GRAMMAR_BYTES // 2) + "x"},
     ],
 )
 def test_what_no_sampler_can_obey(changes: dict[str, object]) -> None:

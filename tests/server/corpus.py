@@ -191,10 +191,7 @@ SHARED: list[Bad] = [
         (name, value, _U, None)
         for name, value in {
             "functions": [{}],
-            "response_format": {"type": "json_object"},
-            "guided_json": {"type": "object"},
-            "regex": "a+",
-            "structured_outputs": {"regex": "a"},
+            "structural_tag": "{}",
             "image_data": ["x"],
             "audio": {"voice": "x"},
             "modalities": ["text", "audio"],
@@ -380,7 +377,7 @@ GENERATE_ONLY: list[Bad] = [
     ("sampling_params", [1], _V, None),
     ("sampling_params", {"max_new_tokens": -1}, _V, "sampling_params.max_new_tokens"),
     ("sampling_params", {"temperature": -1}, _V, "sampling_params.temperature"),
-    ("sampling_params", {"regex": "a"}, _U, "sampling_params.regex"),
+    ("sampling_params", {"structural_tag": "a"}, _U, "sampling_params.structural_tag"),
     ("sampling_params", {"n": 0}, _V, "sampling_params.n"),
     ("sampling_params", [{}], _V, None),
     ("sampling_params", {"bootstrap_host": "x"}, "unknown_parameter", "sampling_params.bootstrap_host"),

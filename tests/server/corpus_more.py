@@ -60,22 +60,10 @@ def large() -> Iterator[Case]:
 
 
 def grammars() -> Iterator[Case]:
-    """Structured output is not built: refused by name, whatever their size or shape."""
-    deep: object = {"type": "string"}
-    for _ in range(12):
-        deep = {"type": "object", "properties": {"a": deep}}
+    """Structured output is refused where the grammar cannot be followed, costs more than one may take, or is not the
+    only one."""
     values: Mapping[str, object] = {
-        "regex": "(a+)+$" * 10_000,
-        "guided_regex": "[",
-        "ebnf": "root ::= root",
-        "grammar": "x",
-        "json_schema": "{",
-        "guided_json": deep,
-        "guided_choice": ["a"],
-        "guided_grammar": "x",
         "structural_tag": {"type": "x"},
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "http://x/"}}},
-        "structured_outputs": {"json": deep},
         "functions": [{"name": "f", "parameters": {"type": "nothing"}}],
         "lora_request": {"name": "x"},
         "input_embeds": [[0.5]],
@@ -85,6 +73,62 @@ def grammars() -> Iterator[Case]:
     for name, value in values.items():
         yield Case(f"grammar_completions_{name}", COMPLETIONS, completion({name: value}), 400, _U, name)
         yield Case(f"grammar_chat_{name}", CHAT, chat({name: value}), 400, _U, name)
+    for number, (fields, code, param) in enumerate(bad_grammars()):
+        yield Case(f"structured_{number}_{param}", COMPLETIONS, completion(fields), 400, code, param)
+        yield Case(f"structured_chat_{number}_{param}", CHAT, chat(fields), 400, code, param)
+        if len(fields) == 1 and isinstance(fields.get("guided_json"), dict):
+            body = generate({"sampling_params": {"json_schema": fields["guided_json"]}})
+            yield Case(f"structured_generate_{number}", GENERATE, body, 400, code, "sampling_params.json_schema")
+
+
+def bad_grammars() -> Iterator[tuple[Mapping[str, object], str, str]]:
+    """(fields, code, param) of constraints that are refused."""
+    unusable, nested, object_of = "unsupported_grammar", "structured_outputs.", "response_format.json_schema"
+    for keyword, value in {
+        "not": {}, "if": {}, "contains": {}, "uniqueItems": True, "propertyNames": {}, "dependentRequired": {},
+        "unevaluatedProperties": False, "$ref": "http://127.0.0.1/x", "type": "strin", "pattern": "(?=a)b",
+        "x-guidance": {"lenient": True},
+    }.items():  # fmt: skip
+        code = _U if keyword == "x-guidance" else unusable
+        yield {"guided_json": {"type": "string"} | {keyword: value}}, code, "guided_json"
+    for schema in hostile_schemas():
+        yield {"guided_json": schema}, unusable, "guided_json"
+    for name in ("regex", "guided_regex"):
+        for pattern in ("[", "a{0,1000}" * 40 + "(", "\\b", "*"):
+            yield {name: pattern}, unusable, name
+        yield {name: "(a+)+$" * 30_000}, _V, name
+    for name in ("ebnf", "grammar", "guided_grammar"):
+        for grammar in ("root ::= root", "x", "((((", "root ::= " + "(" * 3000, 'start: "a" b', "start: /(?=a)/"):
+            yield {name: grammar}, unusable, name
+    for given in ("{", "[1]", "1", "null", "{" * 200):
+        yield {"json_schema": given}, _V, "json_schema"
+    yield {"guided_choice": ["x"] * 5000}, _V, "guided_choice"
+    yield {"guided_choice": ["x", 1]}, _V, "guided_choice[1]"
+    yield {"guided_choice": [f"{i}" * 100 for i in range(4000)]}, _V, "guided_choice"
+    yield {"guided_json": {"enum": ["x" * 200_000]}}, _V, "guided_json"
+    yield {"guided_json": {}, "regex": "a"}, _V, "regex"
+    yield {"response_format": {"type": "json_object"}, "guided_choice": ["a"]}, _V, "guided_choice"
+    yield {"structured_outputs": {"regex": "a", "choice": ["a"]}}, _V, nested + "choice"
+    yield {"structured_outputs": {"regexp": "a"}}, _V, nested + "regexp"
+    yield {"structured_outputs": {"structural_tag": "{}"}}, _U, nested + "structural_tag"
+    yield {"response_format": {"type": "structural_tag"}}, _U, "response_format"
+    yield {"response_format": {"type": "json"}}, _V, "response_format.type"
+    yield {"response_format": {}}, "missing_required_parameter", "response_format.type"
+    yield {"response_format": {"type": "json_schema"}}, "missing_required_parameter", object_of + ".schema"
+    yield {"response_format": {"type": "json_schema", "json_schema": {"schema": "x"}}}, _V, object_of + ".schema"
+
+
+def hostile_schemas() -> Iterator[object]:
+    """Schemas that would cost much, or that nothing satisfies."""
+    doubled = {
+        f"x{i}": {"allOf": [{"anyOf": [{"$ref": f"#/$defs/x{i + 1}"}, {"type": "null"}]}] * 2} for i in range(30)
+    }
+    ring = {f"x{i}": {"allOf": [{"$ref": f"#/$defs/x{(i + 1) % 9}"}, {"type": "object"}]} for i in range(9)}
+    yield {"$ref": "#/$defs/x0", "$defs": doubled | {"x30": {"type": ["string", "null"]}}}
+    yield {"$ref": "#"}
+    yield {"$ref": "#/$defs/x0", "$defs": ring}
+    yield {"type": "string", "minLength": 5, "maxLength": 3}
+    yield {"enum": []}
 
 
 def urls() -> Iterator[Case]:

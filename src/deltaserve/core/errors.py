@@ -55,6 +55,8 @@ class FailReason(Enum):
     NUMERICAL = "numerical_error"
     COMPUTE_FAILED = "compute_failed"
     """The step it was in could not be computed."""
+    GRAMMAR_FAILED = "grammar_failed"
+    """Its grammar allows no token behind the output so far, or needs more time or memory than one may take."""
     INTERNAL = "internal_error"
 
 

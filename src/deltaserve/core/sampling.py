@@ -9,6 +9,8 @@ MAX_LOGPROBS = 20
 """Most alternatives per position that a request may ask for: so many always fit a notification."""
 SamplingSource = Literal["model", "openai"]
 """Source of the defaults that requests get: the model's files, or OpenAI's, which change no probability."""
+MAX_GRAMMAR_BYTES = 128 * 1024
+"""Most bytes of a grammar's text. It travels with its request between workers, in frames of at most 16 MiB."""
 _MAX_SEED = (1 << 64) - 1
 
 
@@ -42,6 +44,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_logprobs: int | None = None
     """Alternatives as in `logprobs`, for every prompt position but the first. Such a request matches nothing on
     prefill."""
+    grammar: str | None = None
+    """What the output must be, as a text that llguidance compiles. Which tokens may be drawn next is a function of it
+    and of the output so far; a stop id may where the grammar ends, and ends the output. None: anything."""
 
     @property
     def needs_history(self) -> bool:
@@ -83,6 +88,8 @@ def sampling_problem(params: SamplingParams, vocab_size: int) -> str | None:
     ids = (*params.stop_token_ids, *(token for token, _ in params.logit_bias))
     if any(not 0 <= token < vocab_size for token in ids):
         return "a stop or bias token is beyond the vocabulary"
+    if params.grammar is not None and len(params.grammar.encode()) > MAX_GRAMMAR_BYTES:
+        return f"the grammar has more than {MAX_GRAMMAR_BYTES} bytes"
     if not all(math.isfinite(bias) for _, bias in params.logit_bias):
         return "a bias is not a number"
     return None

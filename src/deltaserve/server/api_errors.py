@@ -101,6 +101,7 @@ FAIL_STATUS: Mapping[FailReason, tuple[int, str]] = {
     FailReason.NO_PEER: (503, "not_ready"),
     FailReason.NUMERICAL: (500, "numerical_error"),
     FailReason.COMPUTE_FAILED: (500, "compute_failed"),
+    FailReason.GRAMMAR_FAILED: (400, "grammar_failed"),
     FailReason.INTERNAL: (500, "internal_error"),
 }
 
@@ -140,6 +141,7 @@ _PUBLIC = {
     "overloaded": "the server is at its limit; try again later",
     "numerical_error": "the model produced a value that is not a number",
     "compute_failed": "a step of the model could not be computed; see the server's log",
+    "grammar_failed": "the request's grammar needs more time or memory than one may take, or allows nothing further",
     "internal_error": "the server failed; see its log for this request id",
 }
 

@@ -25,18 +25,15 @@ _EMPTY: tuple[object, ...] = (None, [], {}, "", False)
 _NEVER = """
     suffix functions function_call tools audio prediction web_search_options moderation documents chat_template
     continue_final_message echo mm_processor_kwargs image_data video_data audio_data images
-    guided_regex guided_choice guided_grammar guided_decoding_backend structured_outputs
-    regex ebnf grammar structural_tag logits_processors custom_logit_processor allowed_token_ids
+    structural_tag logits_processors custom_logit_processor allowed_token_ids
     use_beam_search truncate_prompt_tokens return_hidden_states lora_path lora_request lora input_embeds
     prompt_embeds custom_params vllm_xargs session_params thinking token_ids_logprob
     text_token_ids_logprob stop_regex
 """
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(_NEVER.split(), _EMPTY),
-    **dict.fromkeys(("guided_json", "json_schema"), (None, "")),  # {} asks for any JSON at all
     "tool_choice": (None, "", "none", "auto"),
     "parallel_tool_calls": (None, True, False),
-    "response_format": (None, "", {"type": "text"}),
     "modalities": (None, [], ["text"]),
     "length_penalty": (None, 1, 1.0),
     "early_stopping": (None, False),
@@ -46,6 +43,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 
 _HINTS = (
     "user safety_identifier prompt_cache_key service_tier verbosity reasoning_effort rid request_id conversation_id"
+    " guided_decoding_backend"
 )
 HINTS = frozenset(_HINTS.split())
 """Short texts that change no answer: by their definition, or where no field of the endpoint has their name."""

@@ -97,6 +97,8 @@ class Dialect(Generic[Model]):
             asker = Asker(caller.namespace, deadline, front.limits(), front.text, front.settings, front.unknown_fields)
             is_large = int(request.headers.get("content-length", THREAD_BYTES)) >= THREAD_BYTES
             job = await front.threads.run_if(is_large, partial(self.job, fields, asker))
+            if job.constraint is not None:
+                await front.grammars.check(job.constraint)
             kept = fields.model_copy(update=dict.fromkeys(self.prompt_fields))
             return job, self.answer(front.text, job, kept)
 

@@ -19,6 +19,7 @@ from deltaserve.server.prometheus import ServerMetrics
 from deltaserve.server.read import Reading, TextThreads
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.stream import OpenRooms, Runner
+from deltaserve.server.structured_output import GrammarCheck
 from deltaserve.server.text.text_codec import TextCodec
 
 
@@ -33,6 +34,7 @@ class Front:
     admission: Admission
     reading: Reading
     threads: TextThreads
+    grammars: GrammarCheck
     unknown_fields: UnknownFields
     health: Health
     liveness: Liveness
@@ -55,6 +57,7 @@ class Front:
             admission=admission,
             reading=Reading(Bodies(settings), ValueRoom(settings.http.max_values_bytes), threads, HeapTrim()),
             threads=threads,
+            grammars=GrammarCheck(text),
             unknown_fields=UnknownFields(metrics.ignored_fields),
             health=Health(engine.ready, engine.refusal),
             liveness=Liveness(engine.alive, threads, time.monotonic),

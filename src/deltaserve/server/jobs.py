@@ -15,8 +15,9 @@ from deltaserve.core.wire.messages import CacheUse
 from deltaserve.server.api_errors import ApiError, excerpt, invalid, unsupported
 from deltaserve.server.body_fields import BodyPart, UnknownFields
 from deltaserve.server.prompts import Prompt
-from deltaserve.server.sampling_fields import EndpointFields, SamplingFields, derive_seed, resolve, stop_strings
+from deltaserve.server.sampling_fields import EndpointFields, derive_seed, resolve, stop_strings
 from deltaserve.server.settings import ServerSettings
+from deltaserve.server.structured_output import Constraint, ConstraintFields, constraint_of
 from deltaserve.server.text.sample_text import TextOptions
 from deltaserve.server.text.text_codec import TextCodec
 
@@ -47,6 +48,8 @@ class Job:
     text: TextOptions
     is_list: bool = False
     """The answer is a list, in dialects where one prompt has an answer alone."""
+    constraint: Constraint | None = None
+    """What every sample must be; to be checked before the job runs."""
 
     @property
     def prompt_len(self) -> int:
@@ -137,7 +140,7 @@ class StreamOptions(BodyPart):
     include_obfuscation: bool | None = None
 
 
-class Common(SamplingFields):
+class Common(ConstraintFields):
     """Fields of every dialect that has OpenAI's names; one with names of its own fills them in."""
 
     model: str | None = None
@@ -180,8 +183,20 @@ def check_model(name: str | None, settings: ServerSettings) -> None:
         raise ApiError(404, "model_not_found", message, "model")
 
 
-def compose(body: Common, asker: Asker, prompts: Sequence[Prompt], asked: Sequence[EndpointFields], job_id: str) -> Job:
-    """The job of `prompts`, one `EndpointFields` each. Raises ApiError 400."""
+def compose(
+    body: Common,
+    asker: Asker,
+    prompts: Sequence[Prompt],
+    asked: Sequence[EndpointFields],
+    job_id: str,
+    constraint: Constraint | None = None,
+) -> Job:
+    """The job of `prompts`, one `EndpointFields` each. Raises ApiError 400.
+
+    `constraint`: of what the endpoint read on its own, beside the fields that all have.
+    """
+    constraint = constraint_of(body, constraint)
+    grammar = None if constraint is None else constraint.grammar
     num_each = 1 if body.n is None else body.n
     if not 1 <= num_each <= asker.settings.max_n:
         raise invalid("n", f"n is {excerpt(num_each)}, allowed is 1..{asker.settings.max_n}")
@@ -195,7 +210,7 @@ def compose(body: Common, asker: Asker, prompts: Sequence[Prompt], asked: Sequen
     cache = CacheUse.BYPASS if body.no_cache else CacheUse.NORMAL
     for prompt, each in zip(prompts, asked, strict=True):
         tokens = pack_u32(prompt.tokens)
-        first = resolve(body, each, asker.codec, asker.limits.vocab_size)
+        first = resolve(body, each, asker.codec, asker.limits.vocab_size, grammar)
         for number in range(num_each):
             room, seed = Room(secrets.token_bytes(16)), derive_seed(first.seed, number)
             sampling = msgspec.structs.replace(first, seed=seed)
@@ -214,6 +229,7 @@ def compose(body: Common, asker: Asker, prompts: Sequence[Prompt], asked: Sequen
             skips_special_tokens=body.skip_special_tokens is not False,
             hides_output=asked[0].max_tokens == 0,
         ),
+        constraint=constraint,
     )
 
 

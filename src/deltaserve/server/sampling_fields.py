@@ -76,12 +76,18 @@ def stop_strings(fields: SamplingFields) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stops))
 
 
-def resolve(fields: SamplingFields, asked: EndpointFields, codec: TextCodec, vocab_size: int) -> SamplingParams:
-    """Complete sampling parameters of sample 0. Raises ApiError 400 naming the field."""
+def resolve(
+    fields: SamplingFields, asked: EndpointFields, codec: TextCodec, vocab_size: int, grammar: str | None = None
+) -> SamplingParams:
+    """Complete sampling parameters of sample 0. Raises ApiError 400 naming the field.
+
+    `grammar`: what the answer must be. Where it ends nothing may follow, so the answer ends whatever `ignore_eos` says.
+    """
     defaults = codec.defaults
     if fields.min_tokens is not None and fields.min_tokens > max(1, asked.max_tokens):
         raise invalid("min_tokens", f"min_tokens {fields.min_tokens} is above max_tokens {asked.max_tokens}")
     stop_ids = _stop_ids(fields.stop_token_ids or [], vocab_size)
+    ignores_ends = bool(fields.ignore_eos) and grammar is None
     top_k = 1 if fields.top_p == 0 else defaults.top_k if fields.top_k is None else fields.top_k
     return SamplingParams(
         max_tokens=max(1, asked.max_tokens),  # 0 only scores the prompt: the token that comes with it is not shown
@@ -94,10 +100,11 @@ def resolve(fields: SamplingFields, asked: EndpointFields, codec: TextCodec, voc
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         logit_bias=_biases(fields, codec, vocab_size),
-        stop_token_ids=stop_ids if fields.ignore_eos else tuple(sorted({*stop_ids, *codec.eos_ids})),
+        stop_token_ids=stop_ids if ignores_ends else tuple(sorted({*stop_ids, *codec.eos_ids})),
         min_tokens=fields.min_tokens or 0,
         logprobs=asked.logprobs,
         prompt_logprobs=asked.prompt_logprobs,
+        grammar=grammar,
     )
 
 

@@ -34,9 +34,11 @@ from deltaserve.core.quantization import Quantization
 from deltaserve.core.rounding import Rounding
 from deltaserve.core.sampling import SamplingParams, TokenLogprobs
 from deltaserve.core.tokens import pack_u32
+from deltaserve.model.answer_grammars import AnswerGrammars
 from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.shard_rules import ExpertPlacement
+from deltaserve.server.text.text_codec import TextCodec
 from tests.patience import PATIENCE_S
 
 VOCAB_SIZE = 272
@@ -48,6 +50,11 @@ TOLERANCE = 2e-3
 def random_tokens(count: int, seed: int) -> list[int]:
     generator = random.Random(seed)
     return [generator.randrange(256) for _ in range(count)]
+
+
+def grammars_of(path: Path) -> AnswerGrammars:
+    """Grammars of a model's answers."""
+    return AnswerGrammars(lambda: TextCodec.load(path).vocabulary())
 
 
 class Driver:
@@ -78,7 +85,7 @@ class Driver:
         pools = (num_pages + 1,) * cache_spec.num_pools
         sizes = ExecutorSizes(pools, max_rows=32, max_context_len=512, attention_backend=self.attention)
         sizes = replace(sizes, quantization=self.quantization, rounding=self.rounding)
-        sizes = replace(sizes, graph_rows=self.graph_rows, recorder=self.recorder)
+        sizes = replace(sizes, graph_rows=self.graph_rows, recorder=self.recorder, grammars=grammars_of(path))
 
         def load(collective: Collective) -> TorchExecutor:
             partners = Partners(collective, self.expert_group)

@@ -187,7 +187,11 @@ def break_step(duo: Duo, name: PeerName, outcome: ItemOutcome, when: Callable[[S
 
 @pytest.mark.parametrize(
     ("outcome", "reason"),
-    [(ItemOutcome.NOT_FINITE, FailReason.NUMERICAL), (ItemOutcome.FAILED, FailReason.COMPUTE_FAILED)],
+    [
+        (ItemOutcome.NOT_FINITE, FailReason.NUMERICAL),
+        (ItemOutcome.FAILED, FailReason.COMPUTE_FAILED),
+        (ItemOutcome.NO_GRAMMAR, FailReason.GRAMMAR_FAILED),
+    ],
 )
 @pytest.mark.parametrize("name", [PREFILL, DECODE])
 def test_a_step_that_is_not_computed_ends_the_request_and_is_not_cached(

@@ -29,6 +29,8 @@ class WayToDraw(IntEnum):
         """None: what it draws depends on more than the logits and these rules."""
         if params.logprobs is not None or params.needs_history or params.logit_bias or params.min_tokens:
             return None
+        if params.grammar is not None:
+            return None
         if is_cold(params):
             return cls.LARGEST
         return cls.LIMITED if is_limited(params, vocab_size) else cls.FREE

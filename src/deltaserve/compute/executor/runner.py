@@ -4,6 +4,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from deltaserve.compute.attention.attention_choice import make_attention, open_native
 from deltaserve.compute.collective.expert_group import Partners
+from deltaserve.compute.executor.grammar_masks import GrammarMasks, Masks
 from deltaserve.compute.executor.inputs import StepInputs, num_draws, step_inputs, wants_more
 from deltaserve.compute.executor.launched import AtOnce, DrawingItem, DrawsOnHost, Launched, StepClock
 from deltaserve.compute.executor.model_drafter import ModelDrafter
@@ -50,6 +52,7 @@ from deltaserve.core.quantization import Quantization
 from deltaserve.core.rounding import Rounding
 from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.core.transport import Sharing
+from deltaserve.model.answer_grammars import AnswerGrammars
 from deltaserve.model.drafts.draft_algorithm import OFF, draft_algorithm
 from deltaserve.model.drafts.drafter import DraftAsk, Drafter
 from deltaserve.model.model_spec import ModelSpec
@@ -84,6 +87,8 @@ class ExecutorSizes:
     """Rows of the largest decode step that is recorded and replayed; None: none is."""
     recorder: Callable[[torch.device], StepRecorder | None] = recorder_of
     """Makes what records them on a device; None: nothing can."""
+    grammars: AnswerGrammars | None = None
+    """Grammars of the model's answers; None: rows with one cannot be drawn for."""
 
     @property
     def own_threads(self) -> int:
@@ -140,6 +145,7 @@ class TorchExecutor:
         if head is not None:
             self._guessing = ModelDrafter(head, self._attention, decoder.spec.draft_group, self._shard.rank, device)
         self._rows: dict[RowId, Row] = {}
+        self._grammars = GrammarMasks(sizes.grammars, decoder.spec.vocab_size)
         self._threads = StepThreads(native, sizes.least_threads, sizes.num_threads)
         self._under_way: deque[Launched | LaunchedRun] = deque()
         self._resident = ResidentRows(self._tables, cache.num_pools, sizes.max_rows, device)
@@ -249,6 +255,8 @@ class TorchExecutor:
             sampling = opened[item.row] if item.row in opened else self._rows[item.row].sampling
             if wants_more(item) or sampling.logprobs is not None or sampling.needs_history:
                 return False
+            if sampling.grammar is not None:
+                return False
         return True
 
     def _enqueue(self, plan: StepPlan, launched_at: float) -> Launched:
@@ -342,14 +350,17 @@ class TorchExecutor:
         return hidden, wanted
 
     def _compute(self, plan: StepPlan, inputs: StepInputs) -> StepResult:
+        masks = self._grammars.begin(plan.items, self._rows) if self._shard.rank == 0 else None
         hidden, wanted = self._forward(plan, inputs)
-        items = self._results(plan, inputs, wanted)
+        items = self._results(plan, inputs, wanted, masks)
         drawn = self._known_to_all(plan, items)
         undecided = [(item, tokens) for item, tokens in zip(plan.items, drawn, strict=True) if item.num_drafts]
         self._decoder.settle(hidden, [item.num_known + max(0, len(tokens) - 1) for item, tokens in undecided])
         draft_start = time.perf_counter()
         if self._guessing is not None:
             items = self._guessing.follow(plan, hidden, self._rows, items, drawn)
+        if masks is not None:
+            items = tuple(self._with_allowed_drafts(item) for item in items)
         result = StepResult(
             step=plan.step,
             items=items,
@@ -390,10 +401,13 @@ class TorchExecutor:
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.closes:
             del self._rows[row]
+            self._grammars.close(row)
             if self._guessing is not None:
                 self._guessing.close(row)
         for opened in plan.opens:
             taken = self._rows[opened.row] = Row(opened, self._max_context_len, self._decoder.spec.vocab_size)
+            if self._shard.rank == 0:
+                self._grammars.open(opened)
             if self._decode is not None:
                 self._decode.open(opened, taken)
             if self._guessing is not None:
@@ -403,7 +417,9 @@ class TorchExecutor:
         if self._graphs is not None:
             self._resident.write_pages(plan.pages)
 
-    def _results(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> tuple[ItemResult, ...]:
+    def _results(
+        self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, masks: "Future[Masks] | None"
+    ) -> tuple[ItemResult, ...]:
         """hidden [N, hidden] of the wanted tokens"""
         results = {item.row: ItemResult(item.row) for item in plan.items}
         for item, end in zip(plan.items, inputs.wanted.ends, strict=True):
@@ -414,16 +430,17 @@ class TorchExecutor:
             wanted = np.concatenate([np.arange(end - num_draws(item), end) for item, end in drawing])
             logits = self._decoder.logits(hidden.index_select(0, self._tensor(wanted)))  # [D, V] float32
             if self._shard.rank == 0:
-                for result in self._draw(plan, [item for item, _ in drawing], logits):
+                found = {} if masks is None else masks.result()
+                for result in self._draw(plan, [item for item, _ in drawing], logits, found):
                     of_prompt = results[result.row]
-                    outcome = of_prompt.outcome if result.drawn else ItemOutcome.NOT_FINITE
+                    outcome = of_prompt.outcome if result.drawn else result.outcome
                     results[result.row] = replace(result, outcome=outcome, prompt_logprobs=of_prompt.prompt_logprobs)
         return tuple(results[item.row] for item in plan.items)
 
-    def _draw(self, plan: StepPlan, items: Sequence[PlanItem], logits: Tensor) -> list[ItemResult]:
+    def _draw(self, plan: StepPlan, items: Sequence[PlanItem], logits: Tensor, masks: Masks) -> list[ItemResult]:
         """logits [D, V]: of each item's last known position, and of its guesses."""
         firsts = np.cumsum([0, *(num_draws(item) for item in items)]).tolist()
-        draws = _StepDraws(self._rows, logits, self._decoder.peaks(logits), self._device)
+        draws = _StepDraws(self._rows, logits, self._decoder.peaks(logits), masks, self._device)
         draws.draw_together(items, firsts)
         results = []
         for item, first in zip(items, firsts, strict=False):
@@ -432,7 +449,7 @@ class TorchExecutor:
             drawn = right_draws(item, row.sampling, begin - row.prompt_len, partial(draws.of, item, first))
             for place, sampled in enumerate(drawn):
                 row.draw(plan.step, begin + place, sampled.token)
-            results.append(ItemResult(item.row, drawn))
+            results.append(ItemResult(item.row, drawn, draws.outcome(item, drawn)))
         return self._with_drafts(items, results)
 
     def _with_drafts(self, items: Sequence[PlanItem], results: list[ItemResult]) -> list[ItemResult]:
@@ -445,6 +462,11 @@ class TorchExecutor:
         ]
         proposed = dict(zip((ask.row for ask in asked), self._drafter.propose(asked), strict=True))
         return [replace(result, drafts=proposed.get(result.row, b"")) for result in results]
+
+    def _with_allowed_drafts(self, result: ItemResult) -> ItemResult:
+        """Guesses that the row's grammar refuses are not worth verifying."""
+        drafts = self._grammars.allowed_drafts(self._rows[result.row], result.row, result.drafts)
+        return result if drafts == result.drafts else replace(result, drafts=drafts)
 
     def _prompt_logprobs(self, item: PlanItem, hidden: Tensor) -> ItemResult:
         """hidden [q_len, hidden]: position i predicts the token at i + 1, where that is known."""
@@ -470,9 +492,12 @@ class TorchExecutor:
 class _StepDraws:
     """The draws of a step: what does not depend on tokens drawn before at once, the others when they are asked for."""
 
-    def __init__(self, rows: Mapping[RowId, Row], logits: Tensor, peaks: Peaks, device: torch.device) -> None:
+    def __init__(
+        self, rows: Mapping[RowId, Row], logits: Tensor, peaks: Peaks, masks: Masks, device: torch.device
+    ) -> None:
         """A drawer from `logits` [D, V]."""
         self._rows = rows
+        self._masks = masks
         self._logits = logits
         self._device = device
         self._is_finite, self._largest = peaks
@@ -483,7 +508,7 @@ class _StepDraws:
         lines, sampling = [], []
         for item, first in zip(items, firsts, strict=False):
             row = self._rows[item.row]
-            if row.sampling.needs_history and item.num_drafts:
+            if (row.sampling.needs_history and item.num_drafts) or self._has_no_mask(item):
                 continue
             for line in range(first, first + num_draws(item)):
                 if self._is_finite[line]:
@@ -500,7 +525,7 @@ class _StepDraws:
         A rule that counts tokens counts those drawn before, so each is given to the row before the next is asked for.
         """
         line = first + place
-        if not self._is_finite[line]:
+        if not self._is_finite[line] or self._has_no_mask(item):
             return None
         if line not in self._drawn:
             (draw,) = sample(self._logits[line : line + 1], [self._sample_row(item, place)], [self._largest[line]])
@@ -508,7 +533,18 @@ class _StepDraws:
             return Sampled(draw.token, draw.logprobs)
         return self._drawn[line]
 
+    def outcome(self, item: PlanItem, drawn: Sequence[Sampled]) -> ItemOutcome:
+        """What became of an item for which these tokens were drawn."""
+        if drawn:
+            return ItemOutcome.COMPUTED
+        return ItemOutcome.NO_GRAMMAR if self._has_no_mask(item) else ItemOutcome.NOT_FINITE
+
+    def _has_no_mask(self, item: PlanItem) -> bool:
+        """Whether its grammar met a limit."""
+        return item.row in self._masks and self._masks[item.row] is None
+
     def _sample_row(self, item: PlanItem, place: int) -> SampleRow:
-        row = self._rows[item.row]
+        row, masks = self._rows[item.row], self._masks.get(item.row)
         history = row.history(self._device) if row.sampling.needs_history else None
-        return SampleRow(row.sampling, item.q_start + item.num_known + place - row.prompt_len, history)
+        position = item.q_start + item.num_known + place - row.prompt_len
+        return SampleRow(row.sampling, position, history, None if masks is None else masks[place])

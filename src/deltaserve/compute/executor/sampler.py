@@ -1,9 +1,9 @@
 """Logits -> tokens, for a batch of rows with different rules.
 
-Order of the rules: repetition penalty, frequency and presence penalty, logit bias, min_tokens; then (temperature 0)
-argmax, or temperature, top-k, top-p, min-p, each on what the one before left, and one uniform number per token looked
-up in the cumulative distribution in vocabulary order. A row's token depends on its own logits, rules, seed and output
-position only, never on the rest of the batch.
+Order of the rules: tokens that a grammar forbids, repetition penalty, frequency and presence penalty, logit bias,
+min_tokens; then (temperature 0) argmax, or temperature, top-k, top-p, min-p, each on what the one before left, and one
+uniform number per token looked up in the cumulative distribution in vocabulary order. A row's token depends on its own
+logits, rules, seed and output position only, never on the rest of the batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deltaserve.compute.executor.allowed_tokens import Mask, forbid, with_least_tokens
 from deltaserve.compute.executor.candidates import SamplingLimits, draw_among
 from deltaserve.compute.executor.randomness import uniform
 from deltaserve.compute.executor.row_rules import is_cold, is_limited
@@ -37,6 +38,8 @@ class SampleRow:
     """Output position of the token to draw, from 0."""
     history: History | None
     """Present where the params need it."""
+    allowed: Mask | None = None
+    """What the row's grammar allows; None: it has none."""
 
     @property
     def is_greedy(self) -> bool:
@@ -63,6 +66,13 @@ def sample(logits: Tensor, rows: Sequence[SampleRow], largest: Sequence[int] | N
     `largest`: of each line the first of its largest values, where that is known.
     """
     logprobs = _wanted_logprobs(logits, rows)  # before the rules change the logits
+    masks = {
+        index: with_least_tokens(row.allowed, row.params, row.position)
+        for index, row in enumerate(rows)
+        if row.allowed is not None
+    }
+    if masks:
+        forbid(logits, masks)
     known = {} if largest is None else {i: largest[i] for i, row in enumerate(rows) if takes_largest(row)}
     for index, row in enumerate(rows):
         apply_rules(logits[index], row)
@@ -108,7 +118,7 @@ def takes_largest(row: SampleRow) -> bool:
     """Whether it draws the largest of its logits as they come."""
     params = row.params
     has_rules = params.needs_history or params.logit_bias or row.position < params.min_tokens
-    return row.is_greedy and not has_rules
+    return row.is_greedy and not has_rules and row.allowed is None
 
 
 def apply_rules(line: Tensor, row: SampleRow) -> None:
@@ -121,7 +131,7 @@ def apply_rules(line: Tensor, row: SampleRow) -> None:
         line.index_add_(
             0, on_device(np.array(ids, np.int64), line.device), on_device(np.array(values, np.float32), line.device)
         )
-    if params.stop_token_ids and row.position < params.min_tokens:
+    if params.stop_token_ids and row.position < params.min_tokens and row.allowed is None:
         line.index_fill_(0, on_device(np.array(params.stop_token_ids, np.int64), line.device), float("-inf"))
 
 

@@ -39,6 +39,10 @@ Refusal = tuple[FailReason, str]
 STEP_FAILURES: Mapping[ItemOutcome, Refusal] = {
     ItemOutcome.NOT_FINITE: (FailReason.NUMERICAL, "the model's output is not finite"),
     ItemOutcome.FAILED: (FailReason.COMPUTE_FAILED, "the step could not be computed"),
+    ItemOutcome.NO_GRAMMAR: (
+        FailReason.GRAMMAR_FAILED,
+        "the grammar allows nothing behind the output so far, or met a limit",
+    ),
 }
 """What ends a request whose item was not computed."""
 _TICKETS = 1 << 63

@@ -258,6 +258,8 @@ class ItemOutcome(Enum):
     """NaN or Inf in the logits."""
     FAILED = "failed"
     """The step could not be computed, for want of memory for instance."""
+    NO_GRAMMAR = "no grammar"
+    """The row's grammar told nothing of what may be drawn: it met a limit, or the output is none of its."""
 
 
 @dataclass(frozen=True, slots=True)

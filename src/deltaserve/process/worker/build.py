@@ -35,6 +35,7 @@ from deltaserve.core.layout.shard import Shard
 from deltaserve.core.layout.spec import CacheGroup, CacheSpec
 from deltaserve.core.transport import Transport, TransportError
 from deltaserve.core.wire.messages import RankEnd, RegionInfo
+from deltaserve.model.answer_grammars import AnswerGrammars
 from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.drafts.draft_algorithm import with_head
 from deltaserve.model.fingerprint import model_fingerprint
@@ -48,6 +49,7 @@ from deltaserve.process.worker.rank_spec import meeting_point, rank_device
 from deltaserve.process.worker.transports import open_transport
 from deltaserve.process.worker.worker_process import WorkerParts
 from deltaserve.process.worker.worker_spec import WorkerSpec, read_secret
+from deltaserve.server.text.text_codec import TextCodec
 from deltaserve.transports.registry import transport_kind
 
 log = logging.getLogger(__name__)
@@ -139,6 +141,7 @@ def _load(spec: WorkerSpec, model: ModelSpec, partners: Partners, progress: Call
         sharing=transport_kind(spec.transport).sharing,
         drafts=spec.drafts,
         quantization=spec.quantization,
+        grammars=AnswerGrammars(lambda: TextCodec.load(path, spec.model_overrides).vocabulary()),
     )
     cache = model.cache_spec(spec.page_size, spec.kv_dtype, spec.state_dtype)
     return TorchExecutor.load(path, model, cache, sizes, device, spec.dtype, partners)

@@ -77,7 +77,10 @@ def generate_job(body: GenerateBody, asker: Asker) -> Job:
     asked = [EndpointFields(limit.resolve(prompt), logprobs, input_logprobs) for prompt in prompts]
     with _inside_sampling_params(body):
         job = compose(fields, asker, prompts, asked, body.rid or new_id("gen-"))
-    return replace(job, is_list=is_list or len(job.samples) > 1)
+    job = replace(job, is_list=is_list or len(job.samples) > 1)
+    if job.constraint is None:
+        return job
+    return replace(job, constraint=replace(job.constraint, param=f"sampling_params.{job.constraint.param}"))
 
 
 def _shown_from(body: GenerateBody) -> int | None:

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from deltaserve.core.errors import ConfigError, DeltaserveError
 from deltaserve.core.sampling import SamplingSource
+from deltaserve.model.answer_grammars import AnswerVocabulary
 from deltaserve.model.checkpoint_config import spec_of
 from deltaserve.model.fields import shown
 from deltaserve.model.open_source import open_source
@@ -114,6 +115,10 @@ class TextCodec:
         if files.template is not None:
             _check_chat(codec, files.template, fit.left_out)
         return codec
+
+    def vocabulary(self) -> AnswerVocabulary:
+        """What the tokens spell, as grammars need it."""
+        return AnswerVocabulary(self._tokenizer.to_str(), self.vocab_size, self.eos_ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a raw prompt. Control tokens in it are parsed: the caller owns the template."""

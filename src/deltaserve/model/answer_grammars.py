@@ -1,0 +1,111 @@
+"""Grammars of answers, compiled by llguidance for a model's vocabulary, in threads of their own.
+
+The front checks a grammar before it takes the request, the worker that draws compiles it: both here, under the same
+limits, so what the front takes the worker can draw by. A compiled grammar stays, by its text; rows get copies.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from threading import Lock
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from deltaserve.core.errors import ENDS_THE_CALLER, DeltaserveError
+
+_MOST_KEPT, _MOST_KEPT_BYTES = 64, 4 << 20
+"""Compiled grammars, and bytes of their texts, that are kept."""
+
+
+class GrammarError(DeltaserveError):
+    """A grammar that cannot be used, or only beyond the limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerVocabulary:
+    """What the tokens of a model spell."""
+
+    tokenizer: str
+    """The tokenizer, as tokenizer.json has it."""
+    vocab_size: int
+    """Rows of the embedding; ids that the tokenizer has not are allowed nowhere."""
+    eos_ids: tuple[int, ...]
+    """Ids that end an answer, allowed where the grammar may end."""
+
+
+class AnswerGrammars:
+    """The grammars of one model. Any thread may ask."""
+
+    def __init__(self, vocabulary: Callable[[], AnswerVocabulary], num_threads: int = 1) -> None:
+        """`vocabulary`: read when the first grammar comes; it may raise what it likes."""
+        self._vocabulary = cache(vocabulary)
+        self._tokenizer: LLTokenizer | None = None
+        self._threads = ThreadPoolExecutor(num_threads, "grammar")
+        self._lock = Lock()
+        self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._kept_bytes = 0
+
+    def compile(self, grammar: str) -> Future[LLMatcher]:
+        """The matcher before any token; not to be changed. Its error is a GrammarError."""
+        with self._lock:
+            future = self._kept.get(grammar)
+            if future is None:
+                future = self._kept[grammar] = self._threads.submit(self._compile, grammar)
+                self._kept_bytes += len(grammar)
+            self._kept.move_to_end(grammar)
+            while len(self._kept) > 1 and (len(self._kept) > _MOST_KEPT or self._kept_bytes > _MOST_KEPT_BYTES):
+                oldest, _ = self._kept.popitem(last=False)
+                self._kept_bytes -= len(oldest)
+        return future
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        """A new matcher before any token. Waits where it is not compiled yet. Raises GrammarError."""
+        compiled = self.compile(grammar).result()
+        with self._lock:
+            return compiled.deep_copy()
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        try:
+            return self._compile_or_raise(grammar)
+        except (GrammarError, *ENDS_THE_CALLER):
+            raise
+        except BaseException as error:  # a library in Rust panics with one
+            raise GrammarError(f"it cannot be compiled: {error}") from error
+
+    def _compile_or_raise(self, grammar: str) -> LLMatcher:
+        matcher = LLMatcher(self._read_tokenizer(), grammar, limits=_limits(), log_level=0)
+        if not matcher.is_error() and (warnings := matcher.get_grammar_warnings()):
+            raise GrammarError(warnings[0])  # the grammar would say less than what was asked
+        mask = b"" if matcher.is_error() else matcher.compute_bitmask()  # its first tokens: most of the lexer's work
+        if matcher.is_error():
+            raise GrammarError(error_of(matcher))
+        if not any(mask):
+            raise GrammarError("nothing at all is allowed by it")
+        return matcher
+
+    def _read_tokenizer(self) -> LLTokenizer:
+        """Only on the grammars' own threads; two of them may both read it."""
+        if self._tokenizer is None:
+            found = self._vocabulary()
+            if not found.eos_ids:
+                raise GrammarError("the model has no token that ends an answer")
+            try:
+                self._tokenizer = LLTokenizer(found.tokenizer, found.vocab_size, list(found.eos_ids))
+            except ValueError as error:
+                raise GrammarError(f"the model's tokenizer cannot be used for grammars: {error}") from error
+        return self._tokenizer
+
+
+def error_of(matcher: LLMatcher) -> str:
+    """Why a matcher is of no use, in one line."""
+    text = matcher.get_error().replace("<non-verbose/>", "").strip()
+    if text.startswith("NoExtension"):
+        return "no text satisfies it"
+    return " ".join(text.split())
+
+
+def _limits() -> LLParserLimits:
+    """Bounds of one grammar: about 50 ms for its lexer, as much for each mask, some ten megabytes of its states."""
+    return LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
