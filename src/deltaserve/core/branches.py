@@ -120,10 +120,21 @@ ANSWERS: Mapping[str, Branch] = MappingProxyType(
         "harmony": Branch(
             "deltaserve.server.text.answers.harmony", known_as=("openai", "gpt-oss", "gpt_oss", "openai_gptoss")
         ),
+        "deepseek_v3": Branch(
+            "deltaserve.server.text.answers.deepseek_v3",
+            known_as=("deepseekv3", "deepseekv31", "deepseek_v31", "deepseek-v3", "deepseek-v31"),
+        ),
+        "minimax_m2": Branch(
+            "deltaserve.server.text.answers.minimax_m2", known_as=("minimax-m2", "minimax", "minimax_m2_append_think")
+        ),
+        "qwen3_xml": Branch("deltaserve.server.text.answers.qwen3_xml", known_as=("qwen3_coder",)),
         "hermes": Branch("deltaserve.server.text.answers.hermes", known_as=("qwen", "qwen25", "qwen3")),
+        "gemma": Branch("deltaserve.server.text.answers.gemma", known_as=("gemma4", "functiongemma")),
+        "llama3_json": Branch("deltaserve.server.text.answers.llama3_json", known_as=("llama3", "llama4_json")),
+        "pythonic": Branch("deltaserve.server.text.answers.pythonic", known_as=("llama4", "llama4_pythonic")),
         "think": Branch(
             "deltaserve.server.text.answers.think",
-            known_as=("deepseek_r1", "deepseek-r1", "qwen3-thinking", "glm45", "step3", "deepseek-v3", "minimax"),
+            known_as=("deepseek_r1", "deepseek-r1", "qwen3-thinking", "glm45", "step3"),
         ),
     }
 )

@@ -142,7 +142,9 @@ def _read_content(stream: AnswerStream, calls: CallSyntax) -> Wait[None]:
     if calls.begins_content:
         stream.hold()
         yield from stream.skip()
-        if (yield from stream.peek()) not in calls.begins_content or not (yield from calls.read(stream)):
+        if (yield from stream.peek()) in calls.begins_content and (yield from calls.read(stream)):
+            yield from stream.skip()
+        else:
             stream.rewind()
     if not calls.begins:
         yield from stream.rest(stream.content)

@@ -168,9 +168,11 @@ class AnswerStream:
         """The marker that a character stands for. None: it is a character."""
         return self._texts.get(mark)
 
-    def spelled(self, marker: str) -> str:
-        """The marker as it stands in this stream."""
-        return self._spelled.get(marker, marker)
+    def spelled(self, text: str) -> str:
+        """A marker, or a text with markers in it, as it stands in this stream."""
+        for marker, mark in self._spelled.items():
+            text = text.replace(marker, mark)
+        return text
 
     def markers(self, *markers: str) -> Markers:
         """Markers to look for."""
@@ -257,6 +259,25 @@ class AnswerStream:
             if not (yield from self.more()):
                 self._at = self._at if found is None else found.end()
                 return found
+
+    def each_call(self, read: Callable[[], Wait[bool]], *ends: str, separator: str = "") -> Wait[bool]:
+        """Read calls one after the other, and what ends them all. False: the first is none."""
+        num_before = self._num_calls
+        yield from self.skip()
+        while (yield from read()):
+            yield from self.skip()
+            if separator and not (yield from self.accept(separator)):
+                break
+            self.hold()
+            yield from self.skip()
+        else:
+            if self._num_calls == num_before:
+                return False
+            self.rewind()
+        for end in ends:
+            yield from self.skip()
+            yield from self.accept(end)
+        return True
 
     def json_object(self, say: Say) -> Wait[bool]:
         """Say a JSON object as it comes, up to its last brace, where it begins here. False: it is cut, or has what no
