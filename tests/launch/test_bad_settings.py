@@ -211,21 +211,14 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ),
     ("serve", [M, "--trust-remote-code=true"], ("--trust-remote-code: takes no value",)),
     ("serve", [M, "--watchdog-timeout"], ("--watchdog-timeout: expected one argument",)),
-    ("serve", [M, "--tool-call-parser", "hermes"], ("--tool-call-parser", "not built yet")),
     *(
-        (
-            "serve",
-            [M, flag, parser],
-            (f"{flag} {parser}: only gpt-oss or gpt_oss or openai_gptoss", "`<think>` of other models stays"),
-        )
-        for flag in ("--reasoning-parser", "--dyn-reasoning-parser")
-        for parser in ("qwen3", "deepseek_r1", "deepseek-r1", "minimax_m2", "glm45", "kimi_k2")
+        ("serve", [M, flag, parser], (f"{flag} '{parser}'", "auto, none, harmony, deepseek_v3"))
+        for flag in ("--tool-call-parser", "--reasoning-parser")
+        for parser in ("kimi_k2", "x", "")
     ),
-    ("serve", [M, "--reasoning-format", "deepseek"], ("--reasoning-format: the channels of gpt-oss are told apart",)),
-    *(
-        ("serve", [M, "--tool-call-parser", parser], ("--tool-call-parser: finding tool calls", "stay in `content`"))
-        for parser in ("gpt-oss", "openai", "qwen25", "hermes", "deepseekv3")
-    ),
+    ("serve", [M, "--tool-call-parser", "think"], ("--tool-call-parser 'think'", "auto, none, harmony")),
+    ("serve", [M, "--reasoning-parser", "pythonic"], ("--reasoning-parser 'pythonic'", "auto, none, harmony")),
+    ("serve", [M, "--reasoning-format", "deepseek"], ("--reasoning-format: write --reasoning-parser",)),
     ("serve", [M, "--revision", "main"], ("--revision", "never downloaded", "hf download")),
     ("serve", [M, "--api-key", "secret-of-mine"], ("--api-key", "--api-key-file")),
     ("serve", [M, "--max-total-tokens", "4096"], ("--max-total-tokens", "--num-pages")),
@@ -309,7 +302,7 @@ BAD_FILES: list[tuple[bytes, tuple[str, ...]]] = [
     (b"m: x", ("m in", "unknown key; a letter is a flag of a command line only; its key is model-path")),
     (b"trusted-data-networks: 10.0.0.0/24", ("did you mean trusted-data-network?",)),
     (b"prot: 1", ("prot in", "unknown key; did you mean port?")),
-    (b"tool-call-parser: hermes", ("tool-call-parser in", "not built yet")),
+    (b"tool-parser-plugin: x.py", ("tool-parser-plugin in", "no code is loaded")),
     (b"max-model-len: 0.5", ("max-model-len in", "0.5", "an integer >= 1")),
     (b"enable-prefix-caching: false", ("only true is possible", "always on", "--disable-radix-cache")),
     (b"tp-size: two", ("tp-size in", "'two'", "an integer from 1 to 64")),

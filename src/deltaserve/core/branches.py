@@ -118,22 +118,48 @@ DIALECTS: Mapping[str, Branch] = MappingProxyType(
 ANSWERS: Mapping[str, Branch] = MappingProxyType(
     {
         "harmony": Branch(
-            "deltaserve.server.text.answers.harmony", known_as=("openai", "gpt-oss", "gpt_oss", "openai_gptoss")
+            "deltaserve.server.text.answers.harmony",
+            {"tool_call_parser": "gpt-oss", "reasoning_parser": "gpt-oss"},
+            known_as=("openai", "gpt-oss", "gpt_oss", "openai_gptoss"),
         ),
         "deepseek_v3": Branch(
             "deltaserve.server.text.answers.deepseek_v3",
+            {"tool_call_parser": "DeepSeek V3, V3.1 and R1", "reasoning_parser": "DeepSeek V3.1"},
             known_as=("deepseekv3", "deepseekv31", "deepseek_v31", "deepseek-v3", "deepseek-v31"),
         ),
         "minimax_m2": Branch(
-            "deltaserve.server.text.answers.minimax_m2", known_as=("minimax-m2", "minimax", "minimax_m2_append_think")
+            "deltaserve.server.text.answers.minimax_m2",
+            {"tool_call_parser": "MiniMax-M2", "reasoning_parser": "MiniMax-M2"},
+            known_as=("minimax-m2", "minimax", "minimax_m2_append_think", "minimax-append-think"),
         ),
-        "qwen3_xml": Branch("deltaserve.server.text.answers.qwen3_xml", known_as=("qwen3_coder",)),
-        "hermes": Branch("deltaserve.server.text.answers.hermes", known_as=("qwen", "qwen25", "qwen3")),
-        "gemma": Branch("deltaserve.server.text.answers.gemma", known_as=("gemma4", "functiongemma")),
-        "llama3_json": Branch("deltaserve.server.text.answers.llama3_json", known_as=("llama3", "llama4_json")),
-        "pythonic": Branch("deltaserve.server.text.answers.pythonic", known_as=("llama4", "llama4_pythonic")),
+        "qwen3_xml": Branch(
+            "deltaserve.server.text.answers.qwen3_xml",
+            {"tool_call_parser": "Qwen3-Coder, Qwen3.5", "reasoning_parser": "Qwen3.5"},
+            known_as=("qwen3_coder",),
+        ),
+        "hermes": Branch(
+            "deltaserve.server.text.answers.hermes",
+            {"tool_call_parser": "Qwen3, Qwen 2.5, Hermes", "reasoning_parser": "Qwen3"},
+            known_as=("qwen", "qwen25", "qwen3"),
+        ),
+        "gemma": Branch(
+            "deltaserve.server.text.answers.gemma",
+            {"tool_call_parser": "FunctionGemma, Gemma 4", "reasoning_parser": "Gemma 4"},
+            known_as=("gemma4", "functiongemma"),
+        ),
+        "llama3_json": Branch(
+            "deltaserve.server.text.answers.llama3_json",
+            {"tool_call_parser": "Llama 3"},
+            known_as=("llama3", "llama4_json"),
+        ),
+        "pythonic": Branch(
+            "deltaserve.server.text.answers.pythonic",
+            {"tool_call_parser": "Llama 4"},
+            known_as=("llama4", "llama4_pythonic"),
+        ),
         "think": Branch(
             "deltaserve.server.text.answers.think",
+            {"reasoning_parser": "DeepSeek R1 and others with <think>"},
             known_as=("deepseek_r1", "deepseek-r1", "qwen3-thinking", "glm45", "step3"),
         ),
     }
@@ -187,6 +213,11 @@ ATTENTION: Mapping[str, Branch] = MappingProxyType(
     }
 )
 """Attention backends. The one that an automatic choice takes always is compared with the others at their start."""
+
+
+def with_words(branches: Mapping[str, Branch], setting: str) -> tuple[str, ...]:
+    """Branches that a setting may name, where not all may be: those that have words on it."""
+    return tuple(name for name, branch in branches.items() if setting in branch.help)
 
 
 def branch_help(branches: Mapping[str, Branch], setting: str) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ from deltaserve.process.front.secrets import read_api_keys, read_cluster_key
 from deltaserve.process.worker.worker_spec import WorkerSpec
 from deltaserve.server.settings import TlsFiles
 from deltaserve.server.sockets import check_certificate
+from deltaserve.server.text.answers.answer_choice import Parsers
 from deltaserve.server.text.text_codec import SamplingDefaults, TextCodec
 from deltaserve.settings.config import Settings
 from deltaserve.settings.resolve import ResolvedConfig, auto_values, kv_bytes_per_token
@@ -209,6 +210,7 @@ def check_front(settings: Settings, checkpoint: Checkpoint) -> SamplingDefaults:
         overrides=checkpoint.overrides,
         sampling=settings.model.sampling_defaults,
         template=None if template is None else Path(template),
+        parsers=Parsers(settings.model.tool_call_parser, settings.model.reasoning_parser),
     )
     if settings.network.ssl_certfile is not None:
         check_certificate(TlsFiles(settings.network.ssl_certfile, settings.network.ssl_keyfile))
@@ -238,6 +240,8 @@ def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) ->
         ssl_keyfile=settings.network.ssl_keyfile,
         allowed_origins=tuple(filter(None, (settings.network.allowed_origins or "").split(","))),
         chat_template=settings.model.chat_template,
+        tool_call_parser=settings.model.tool_call_parser,
+        reasoning_parser=settings.model.reasoning_parser,
         given_path=settings.model.model_path,
         max_queue=scheduling.max_queued_requests,
         allowed_hosts=tuple(filter(None, (settings.network.allowed_hosts or "").split(","))),

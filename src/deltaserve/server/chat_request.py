@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from deltaserve.server.api_errors import ApiError, invalid
+from deltaserve.server.api_errors import ApiError, invalid, unsupported
 from deltaserve.server.chat_messages import ChatMessage, encode_messages
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, compose
 from deltaserve.server.prompts import Prompt
@@ -75,6 +75,8 @@ def _check_tools(tools: ToolUse, codec: TextCodec) -> None:
     """What cannot be done is refused, and never left out in silence."""
     if tools.mode is CallMode.NONE:
         return
+    if tools.mode is CallMode.REQUIRED:
+        raise unsupported("tool_choice", 'a call cannot be forced yet: send tool_choice "auto"')
     if not codec.shows_tools:
         way_out = 'leave them out, send tool_choice "none", or serve a model whose template shows them'
         raise ApiError(400, "unsupported", f"the model's chat template does not show tools: {way_out}", "tools")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 
-from deltaserve.core.branches import ATTENTION, DRAFTS, TRANSPORTS, automatic_help, branch_help
+from deltaserve.core.branches import ANSWERS, ATTENTION, DRAFTS, TRANSPORTS, automatic_help, branch_help, with_words
 from deltaserve.core.quantization import Quantization
 from deltaserve.core.sampling import SamplingSource
 
@@ -81,6 +81,8 @@ PageSize = Annotated[
 TransferBackend = Annotated[str, BranchWords(("auto", *TRANSPORTS))]
 DraftAlgorithm = Annotated[str, BranchWords(("off", *DRAFTS))]
 Attention = Annotated[str, BranchWords(("auto", *ATTENTION))]
+CallParser = Annotated[str, BranchWords(("auto", "none", *with_words(ANSWERS, "tool_call_parser")))]
+ReasoningParser = Annotated[str, BranchWords(("auto", "none", *with_words(ANSWERS, "reasoning_parser")))]
 KvDtype = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
 Drafts = Annotated[int, Field(ge=1, le=15, description="an integer from 1 to 15")]
 """Guesses that one row may have verified in a step: with its last token they are a short extend."""
@@ -203,6 +205,20 @@ class ModelSettings(Group):
     chat_template: Text | None = option(
         None,
         "file of a chat template (Jinja) in place of the model's own",
+        commands=ROUTING,
+        use="rare",
+    )
+    tool_call_parser: CallParser = option(
+        "auto",
+        f"how calls of tools stand in answers ({'; '.join(branch_help(ANSWERS, 'tool_call_parser'))}); auto is the one "
+        "that reads what the chat template writes of an earlier call; none takes no tools",
+        commands=ROUTING,
+        use="rare",
+    )
+    reasoning_parser: ReasoningParser = option(
+        "auto",
+        f"how reasoning stands in answers ({'; '.join(branch_help(ANSWERS, 'reasoning_parser'))}); auto is as the chat "
+        "template marks it; none leaves it in the content",
         commands=ROUTING,
         use="rare",
     )

@@ -119,7 +119,7 @@ REFUSED = [
     ("decode", ["--mamba-scheduler-strategy", "no_buffer"], "a state that is kept is never written over"),
     ("decode", ["--mamba-ssm-dtype", "float16"], "mamba-ssm-dtype"),
     ("decode", ["--grammar-backend", "xgrammar"], "structured output is not built yet"),
-    ("decode", ["--tool-call-parser", "qwen3_coder"], "not built yet"),
+    ("decode", ["--tool-parser-plugin", "x.py"], "no code is loaded"),
     ("decode", ["--allow-auto-truncate"], "never cut"),
 ]
 
@@ -313,10 +313,9 @@ PRINTED = [
         (
             "--schedule-policy lof: the order of requests is by arrival",
             "--allow-auto-truncate: a prompt that does not fit is refused",
-            "--tool-call-parser: finding tool calls in answers is not built yet",
             "--grammar-backend: structured output is not built yet",
         ),
-        ("--schedule-policy", "--allow-auto-truncate", "--tool-call-parser", "--grammar-backend"),
+        ("--schedule-policy", "--allow-auto-truncate", "--grammar-backend"),
     ),
     Printed(
         "SGLang #22536, decode of DEP4",

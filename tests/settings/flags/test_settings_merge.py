@@ -108,6 +108,8 @@ EXAMPLES: dict[str, str] = {
     "ssl-certfile": "server.pem",
     "ssl-keyfile": "server.key",
     "chat-template": "chat.jinja",
+    "tool-call-parser": "none",
+    "reasoning-parser": "none",
     "advertise": "worker-0.example:9000",
     "start-timeout-s": "900",
     "shutdown-grace-s": "20",

@@ -33,6 +33,7 @@ from deltaserve.server.app import create_app
 from deltaserve.server.heap import return_large_blocks
 from deltaserve.server.listening import Listening, serve
 from deltaserve.server.settings import HttpLimits, ServerSettings, StreamTimes, TlsFiles
+from deltaserve.server.text.answers.answer_choice import AUTO, Parsers
 from deltaserve.server.text.text_codec import TextCodec
 
 _READY_POLL_S = 0.05
@@ -77,6 +78,8 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     chat_template: str | None = None
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
     max_connections_per_address: int | None
     default_max_tokens: int | None
     sampling_defaults: SamplingSource
@@ -161,7 +164,8 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
 
 def _codec(spec: FrontSpec) -> TextCodec:
     template = None if spec.chat_template is None else Path(spec.chat_template)
-    return TextCodec.load(Path(spec.model_path), spec.model_overrides, spec.sampling_defaults, template)
+    parsers = Parsers(spec.tool_call_parser, spec.reasoning_parser)
+    return TextCodec.load(Path(spec.model_path), spec.model_overrides, spec.sampling_defaults, template, parsers)
 
 
 async def _prove_life() -> None:

@@ -60,6 +60,8 @@ _ALIASES = {
     "model-path": "model m",
     "served-model-name": "alias model-name a",
     "chat-template": "chat-template-file custom-jinja-template",
+    "tool-call-parser": "dyn-tool-call-parser",
+    "reasoning-parser": "dyn-reasoning-parser",
     "context-length": "max-model-len max-seq-len ctx-size c",
     "json-model-override-args": "hf-overrides",
     "page-size": "block-size kv-cache-block-size",
@@ -102,9 +104,6 @@ _MACHINES = (
 _KERNELS = "which kernels compute is not a choice beyond --attention-backend"
 _EXPERTS = "how experts are exchanged is not a choice, and none is held twice"
 _GROUP = "a member of a group of workers that share experts has all else whole"
-
-_HARMONY = "gpt-oss|gpt_oss|openai_gptoss"
-"""SGLang's, Dynamo's and vLLM's name of a parser of what server/text/answer_channels.py reads in any case."""
 
 _IDLE = {
     "the prefix cache is always on; --disable-radix-cache turns it off": (
@@ -151,7 +150,8 @@ _IDLE = {
     "an idle worker always sleeps": "sleep-on-idle",
     "the watchdog has no setting; /livez reports it": "watchdog-timeout= soft-watchdog-timeout=",
     "each worker tries its transport when it starts": "skip-server-warmup warmups=* no-warmup warmup pre-warm-nccl",
-    "reasoning is told apart where a model writes it in channels (gpt-oss)": "enable-reasoning",
+    "reasoning is told apart where the chat template marks it": "enable-reasoning",
+    "requests may offer tools wherever the chat template shows them": "enable-auto-tool-choice",
     "each request's `seed` makes its sampling repeatable": "random-seed= seed= s=",
     "code from a model folder is never run": "trust-remote-code",
     "models are never downloaded": "download-dir= offline",
@@ -388,13 +388,10 @@ _REFUSED = {
         "mamba-full-memory-ratio="
     ),
     "write --mamba-ssm-dtype; the inputs of convolutions are kept as --kv-cache-dtype says": "mamba-cache-dtype=",
-    "finding tool calls in answers is not built yet; leave it out, calls stay in `content` as the model writes them": (
-        "tool-call-parser= enable-auto-tool-choice tool-server= dyn-tool-call-parser= tool-parser-plugin= "
-        "reasoning-parser-plugin= tools= agent webui-mcp-proxy mcp-config-path="
+    "no tools are run here, and no code is loaded that reads answers; leave it out": (
+        "tool-server= tool-parser-plugin= reasoning-parser-plugin= tools= agent webui-mcp-proxy mcp-config-path="
     ),
-    "the channels of gpt-oss are told apart without it; leave it out, `<think>` of other models stays in `content`": (
-        f"reasoning-parser={_HARMONY} dyn-reasoning-parser={_HARMONY} reasoning-format="
-    ),
+    "write --reasoning-parser, or leave it out": "reasoning-format=",
     "structured output is not built yet; leave it out, and `response_format` out of requests": (
         "grammar-backend= guided-decoding-backend= structured-outputs-config= grammar= json-schema= "
         "constrained-json-whitespace-pattern= constrained-json-disable-any-whitespace grammar-file= j= jf= "

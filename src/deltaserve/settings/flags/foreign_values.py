@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from deltaserve.core.branches import ATTENTION
+from deltaserve.core.branches import ANSWERS, ATTENTION
 from deltaserve.settings.config import DisaggregationSettings
 from deltaserve.settings.flags.foreign import Denied, Idle
 
@@ -37,6 +37,12 @@ VALUES: Mapping[tuple[str, str], Told] = {
     **{("default-max-tokens", text): Idle("the context says how long an answer may be") for text in ("-1", "-2")},
     **{("attention-backend", word): name for name, branch in ATTENTION.items() for word in branch.known_as},
     **{("attention-backend", name): Idle(_LATTER) for name in _ATTENTION.split()},
+    **{
+        (setting.replace("_", "-"), word): name
+        for name, branch in ANSWERS.items()
+        for setting in branch.help
+        for word in branch.known_as
+    },
     **{("quantization", name): Idle("the checkpoint says so") for name in ("gguf", "compressed-tensors")},
     **{("quantization", name): Denied(_READ) for name in _QUANTIZED.split()},
     ("schedule-policy", "lof"): Denied(
@@ -62,14 +68,11 @@ _ROUND = re.compile(r"[0-9]{1,6}[kKmM]")
 """vLLM's way to write 32768 as 32K."""
 _NO_HTTP = "a worker has no HTTP; its links listen on --disaggregation-bootstrap-port"
 _ROUTERS = "the router says it, not a worker"
+_ROUTERS_KEYS = ("served-model-name", "stream-interval", "default-max-tokens", "tool-call-parser", "reasoning-parser")
 
 _ELSEWHERE: Mapping[tuple[str, str], Idle | Denied] = {
     **{(worker, "port"): Idle(_NO_HTTP) for worker in ("prefill", "decode")},
-    **{
-        (worker, key): Idle(_ROUTERS)
-        for worker in ("prefill", "decode")
-        for key in ("served-model-name", "stream-interval", "default-max-tokens")
-    },
+    **{(worker, key): Idle(_ROUTERS) for worker in ("prefill", "decode") for key in _ROUTERS_KEYS},
     ("serve", "transfer-devices"): Idle("the workers of one `serve` are on this machine"),
     ("serve", "disaggregation-bootstrap-port"): Idle(
         "the workers of one `serve` find ports for their links themselves"

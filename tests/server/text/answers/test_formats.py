@@ -205,11 +205,12 @@ def test_reasoning(name: str) -> None:
 
 def test_what_is_shown_of_reasoning() -> None:
     text = "<think>one two</think>yes"
-    for shown, wanted in (
+    cases: Sequence[tuple[ShowReasoning, list[AnswerPiece]]] = (
         (ShowReasoning.AS_IT_COMES, [Reasoning("one"), Reasoning(" two"), Content("yes")]),
         (ShowReasoning.AT_ONCE, [Reasoning("one two"), Content("yes")]),
         (ShowReasoning.NOT, [Content("yes")]),
-    ):
+    )
+    for shown, wanted in cases:
         how = reading("hermes", control=False)
         reader = AnswerReader(AnswerReading(how.spelling, str, None, {}, how.reasoning, shown))
         found = [piece for part in ("<think>one", " two</think>", "yes") for piece in reader.push(part)]

@@ -84,10 +84,9 @@ def _has_reasoning(each: AnswerSyntax) -> bool:
 def _named(name: str, setting: str, fits: Callable[[AnswerSyntax], bool]) -> AnswerSyntax | None:
     if name in (AUTO, NONE):
         return None
-    names = {each: FORMATS[each] for each in FORMATS if fits(FORMATS[each])}
-    known = {alias: names[each] for each in names for alias in (*ANSWERS[each].known_as, each)}
+    known = {each: FORMATS[each] for each in FORMATS if fits(FORMATS[each])}
     if name not in known:
-        raise ConfigError(f"--{setting} {name[:60]!r}: must be auto, none or one of {', '.join(sorted(known))}")
+        raise ConfigError(f"--{setting} {name[:60]!r}: must be auto, none or one of {', '.join(known)}")
     return known[name]
 
 
