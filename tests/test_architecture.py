@@ -37,7 +37,7 @@ ROOMS = {
 """package -> its folders, floor above floor as the packages are; "" is the package's own files. In the other packages a
 folder is a branch, and the package's own files name their branches: there only cycles of files are forbidden."""
 
-BRANCHES = ("transports/", "commands/", "compute/attention", "server/text/answers")
+BRANCHES = ("transports/", "commands/", "compute/attention", "server/text.answers")
 """Packages, and rooms, whose folders are branches of one kind: their files may bear the same names, which the folder
 explains."""
 
