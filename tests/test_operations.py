@@ -12,6 +12,7 @@ from deltaserve.process.children.exits import Exit
 from deltaserve.process.links.limits import LinkStats
 from deltaserve.process.worker.build import make_instance
 from deltaserve.server.admission import Admission
+from deltaserve.server.foreign_metrics import ForeignMetrics
 from deltaserve.server.prometheus import ServerMetrics
 from deltaserve.server.settings import ServerSettings
 from deltaserve.sim.cluster import Shape, worker_config
@@ -22,7 +23,7 @@ ROWS = dict(re.findall(r"^\| `((?:deltaserve|process)_\w+)` \| (.+) \|$", DOCUME
 
 def of_the_front() -> dict[str, str]:
     registry = CollectorRegistry()
-    ServerMetrics(registry, EngineStats, Admission(ServerSettings("m")))
+    ServerMetrics(registry, EngineStats, Admission(ServerSettings("m")), ForeignMetrics(registry, (), "m"))
     families = {f.name + ("_total" if f.type == "counter" else ""): f.documentation for f in registry.collect()}
     return {name: text for name, text in families.items() if name not in HELP}
 

@@ -30,7 +30,8 @@ def create_app(
     """The public application. Its `state.front` is shared with `create_admin_app`."""
     front = Front.build(engine, text, settings, registry or CollectorRegistry())
     # Where both are, the admin routes' own /server_info is the one that tells all.
-    app = _application(front, PAGES + (PUBLIC if settings.admin_address else ADMIN + PUBLIC), Right.API)
+    metrics = (OPEN_METRICS,) if settings.shows_metrics and settings.admin_address else ()
+    app = _application(front, PAGES + metrics + (PUBLIC if settings.admin_address else ADMIN + PUBLIC), Right.API)
     if settings.allowed_origins:
         _allow_origins(app, settings.allowed_origins)
     return app
@@ -96,6 +97,8 @@ ADMIN = (
     HttpRoute("POST", "/admin/role", info.change_role, "Give a worker another role"),
     HttpRoute("GET", "/admin/requests/{id}", info.past_request, "Where a recent request's time went"),
 )
+OPEN_METRICS = HttpRoute("GET", "/metrics", info.metrics, "Prometheus metrics", access=Access.PAGE)
+"""On the API's listener, where its operator says so."""
 EVERY = {route.path: route for route in PAGES + PUBLIC + ADMIN}
 """By path, whichever listener they are on."""
 PROBES = frozenset(path for path, route in EVERY.items() if route.access is Access.PROBE)
@@ -108,7 +111,8 @@ def _application(front: Front, routes: Sequence[HttpRoute], right: Right) -> Sta
     for route in routes:
         app.add_route(route.path, partial(route.serve, front), methods=[route.method])
     served = frozenset(route.path for route in routes)
-    app.add_middleware(Edge, front=front, right=right, routes=EVERY, served_paths=served)
+    known = {**EVERY, **({"/metrics": OPEN_METRICS} if OPEN_METRICS in routes else {})}
+    app.add_middleware(Edge, front=front, right=right, routes=known, served_paths=served)
     return app
 
 

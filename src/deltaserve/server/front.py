@@ -12,6 +12,7 @@ from deltaserve.control.front.client import Engine, Limits
 from deltaserve.server.admission import Admission, Bodies, ValueRoom
 from deltaserve.server.api_errors import not_ready
 from deltaserve.server.body_fields import Model, UnknownFields, parse
+from deltaserve.server.foreign_metrics import ForeignMetrics
 from deltaserve.server.health import Health, Liveness
 from deltaserve.server.heap import HeapTrim
 from deltaserve.server.observe import Recorder
@@ -47,7 +48,8 @@ class Front:
     def build(engine: Engine, text: TextCodec, settings: ServerSettings, registry: CollectorRegistry) -> "Front":
         """Make the parts of a front and wire them together."""
         admission = Admission(settings)
-        metrics = ServerMetrics(registry, engine.stats, admission)
+        foreign = ForeignMetrics(registry, settings.metrics_names, settings.model_name)
+        metrics = ServerMetrics(registry, engine.stats, admission, foreign)
         threads = TextThreads(settings.num_text_threads)
         return Front(
             engine=engine,

@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from deltaserve.core.wire.messages import FinishReason
 from deltaserve.server.jobs import Job
 from deltaserve.server.prometheus import ServerMetrics
 from deltaserve.server.read import Caller
 from deltaserve.server.text.sample_text import TextPiece
-from deltaserve.server.usage import Count, timings
+from deltaserve.server.usage import Count, cached_len, timings
 
 _log = logging.getLogger("deltaserve.server.requests")
 MAX_REMEMBERED = 1000
@@ -56,6 +57,7 @@ class JobRecord:
     """Samples of whose prompt it was counted how much had been cached."""
     _last_token: dict[int, float] = field(default_factory=dict)
     """Sample |-> when its last token came, in `time.monotonic()` seconds."""
+    _first_token: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.counts = {sample.index: Count() for sample in self.job.samples}
@@ -69,11 +71,14 @@ class JobRecord:
             so_far.num_reasoning + piece.num_reasoning,
         )
         self._count_prompt(piece)
+        metrics, now = self.recorder.metrics, time.monotonic()
+        if piece.finish is not None:
+            self._count_end(piece, piece.finish, now)
         if not piece.tokens:
             return
-        metrics, now = self.recorder.metrics, time.monotonic()
         last = self._last_token.get(piece.index)
         self._last_token[piece.index] = now
+        self._first_token.setdefault(piece.index, now)
         metrics.generation_tokens.inc(len(piece.tokens))
         if last is None:
             metrics.ttft_s.observe(now - self.caller.received)
@@ -81,6 +86,17 @@ class JobRecord:
             return
         for _ in piece.tokens:  # those that arrive together share the time since the last ones
             metrics.itl_s.observe((now - last) / len(piece.tokens))
+
+    def _count_end(self, piece: TextPiece, reason: FinishReason, now: float) -> None:
+        metrics, count = self.recorder.metrics, self.counts[piece.index]
+        metrics.finished.labels(reason.value).inc()
+        metrics.prompt_len.observe(len(self.job.samples[piece.index].prompt.tokens))
+        metrics.output_len.observe(count.num_tokens)
+        metrics.decode_s.observe(now - self._first_token.get(piece.index, now))
+        if count.report is not None:
+            metrics.queue_s.observe(count.report.queue_s)
+            metrics.prefill_s.observe(count.report.prefill_s)
+            metrics.transfer_s.observe(count.report.transfer_s)
 
     def _count_prompt(self, piece: TextPiece) -> None:
         """A sample's prompt counts once, when it is known to be computed, whatever becomes of its answer."""
@@ -92,6 +108,8 @@ class JobRecord:
             self._traced.add(piece.index)
             metrics.cached_tokens.labels("decode").inc(usage.decode_cached_len)
             metrics.cached_tokens.labels("prefill").inc(usage.prefill_cached_len)
+            metrics.looked_up.inc(len(self.job.samples[piece.index].prompt.tokens))
+            metrics.found.inc(cached_len(usage))
 
     def end(self, outcome: str) -> None:
         """The job is over: `ok`, `client_gone` or an error code."""

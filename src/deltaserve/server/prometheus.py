@@ -81,10 +81,16 @@ _ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5
 _E2E_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 
 
+_WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
+_LEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+
 class ServerMetrics:
     """Counters of one front. Times in seconds."""
 
-    def __init__(self, registry: CollectorRegistry, stats: Stats, admission: Admission) -> None:
+    def __init__(self, registry: CollectorRegistry, stats: Stats, admission: Admission, foreign: Collector) -> None:
+        """`foreign`: the same under names of others, told beside what is in `registry`."""
+
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"deltaserve_{name}", text, buckets=buckets, registry=registry)
 
@@ -95,6 +101,8 @@ class ServerMetrics:
             return Gauge(f"deltaserve_{name}", text, registry=registry)
 
         self._registry = registry
+        self._foreign = CollectorRegistry()
+        self._foreign.register(foreign)
         self.responses = counter("http_responses", "Answers by path and status", "path", "status")
         self.requests = counter("requests", "Generating requests that an engine was asked for, by outcome", "outcome")
         self.errors = counter("request_errors", "Requests not served, by error code", "code")
@@ -103,6 +111,17 @@ class ServerMetrics:
         self.e2e_s = histogram(
             "e2e_request_latency_seconds", "Request read to last token, of complete answers", _E2E_BUCKETS
         )
+        self.queue_s = histogram("request_queue_seconds", "Before prefill began to compute a prompt", _WAIT_BUCKETS)
+        self.prefill_s = histogram("request_prefill_seconds", "Computing a prompt", _WAIT_BUCKETS)
+        self.transfer_s = histogram(
+            "request_transfer_seconds", "Moving a prompt's pages, while the rest of it is computed", _WAIT_BUCKETS
+        )
+        self.decode_s = histogram("request_decode_seconds", "First token to the last", _E2E_BUCKETS)
+        self.prompt_len = histogram("request_prompt_tokens", "Prompt tokens of a sample that ended", _LEN_BUCKETS)
+        self.output_len = histogram("request_generation_tokens", "Output tokens of a sample", _LEN_BUCKETS)
+        self.finished = counter("request_success", "Samples that ended, by reason", "finished_reason")
+        self.looked_up = counter("prompt_tokens_looked_up", "Prompt tokens that were looked for in the caches")
+        self.found = counter("prompt_tokens_found", "Of these, found on whichever side held more")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of samples whose prompt was computed")
         self.cached_tokens = counter("cached_tokens", "Of these, tokens found in a cache", "side")
         self.generation_tokens = counter("generation_tokens", "Output tokens")
@@ -118,4 +137,4 @@ class ServerMetrics:
 
     def text(self) -> bytes:
         """The registry in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self._registry) + generate_latest(self._foreign)

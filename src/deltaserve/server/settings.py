@@ -98,6 +98,10 @@ class ServerSettings:
     """Port of the admin routes, where they are to have a listener of their own whatever else holds; see
     `admin_address`."""
     api_keys: tuple[ApiKey, ...] = ()
+    metrics_names: tuple[str, ...] = ()
+    """Other servers under whose names metrics are told as well: keys of foreign_metrics.NAMES."""
+    shows_metrics: bool = False
+    """Whether `/metrics` is on the API's port, too, and needs no key there."""
     allowed_hosts: tuple[str, ...] = ()
     """Names in Host headers that are answered on loopback without keys, beside those of this machine."""
     allowed_origins: tuple[str, ...] = ()

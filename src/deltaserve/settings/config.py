@@ -117,6 +117,9 @@ SocketPath = Annotated[
     str, Field(pattern=r"^/[^\x00\n]+$", max_length=100, description="an absolute path of 2 to 100 characters")
 ]
 """The kernel's limit is 107 bytes."""
+MetricsNames = Annotated[
+    str, Field(pattern=r"^(vllm|sglang)(,(vllm|sglang))*$", description="vllm, sglang or vllm,sglang")
+]
 KvEvents = Annotated[
     str,
     Field(max_length=4096, description='a JSON object such as {"endpoint": "tcp://127.0.0.1:5557"}'),
@@ -683,6 +686,18 @@ class LoggingSettings(Group):
     log_format: Literal["text", "json"] = option("text", "json: each line of the logs is an object")
     log_to: Literal["files", "stdout"] = option(
         "files", "stdout: the logs of all processes go where this command's own lines go", commands=("serve",)
+    )
+    metrics_names: MetricsNames | None = option(
+        None,
+        "tell metrics under the names of other servers as well, with model_name: vllm, sglang or both",
+        commands=ROUTING,
+        use="rare",
+    )
+    metrics_on_api_port: bool = option(
+        False,
+        "/metrics on the API's port, too, without a key: for scrapers that have none",
+        commands=ROUTING,
+        use="rare",
     )
     log_dir: Text | None = option(
         None,

@@ -101,6 +101,8 @@ EXAMPLES: dict[str, str] = {
     "admin-host": "localhost",
     "admin-port": "9100",
     "fronts": "2",
+    "metrics-names": "vllm,sglang",
+    "metrics-on-api-port": "true",
     "kv-events-config": '{"endpoint": "tcp://127.0.0.1:5557"}',
     "allowed-hosts": "llm.example",
     "allowed-origins": "https://chat.example,http://[::1]:3000",

@@ -90,6 +90,9 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     log: LogSpec
     curve: bool = False
     conditional_prefill: bool = False
+    metrics_names: tuple[str, ...] = ()
+    shows_metrics: bool = False
+    """Whether metrics need no key."""
     num_fronts: int = 1
     """Processes that listen on the API's port."""
     workers: tuple[FrontWorker, ...] = ()
@@ -245,6 +248,8 @@ def _settings(spec: FrontSpec) -> ServerSettings:
         model_path=spec.given_path,
         http=HttpLimits(max_connections_per_address=spec.max_connections_per_address),
         num_fronts=spec.num_fronts,
+        metrics_names=spec.metrics_names,
+        shows_metrics=spec.shows_metrics,
         num_workers=len(spec.workers),
         max_queue=spec.max_queue,
         default_max_tokens=spec.default_max_tokens,
