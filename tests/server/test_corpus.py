@@ -10,13 +10,14 @@ from deltaserve.server.text.text_codec import TextCodec
 from tests.patience import PATIENCE_S
 from tests.server.conftest import MODEL, Served, served
 from tests.server.corpus import CASES, JSON, Case, completion
+from tests.server.corpus_agents import AGENT_CASES, MESSAGES
 from tests.server.corpus_more import ADMIN, KEY_CASES, MORE_CASES, USER
 from tests.server.oracle import OracleEngine
 from tests.server.raw_corpus import RAW_CASES
 
 pytestmark = pytest.mark.anyio
 MAX_ECHO = 80
-PLAIN_CASES = [*CASES, *MORE_CASES]
+PLAIN_CASES = [*CASES, *MORE_CASES, *AGENT_CASES]
 
 
 async def _canary(case: Served) -> None:
@@ -34,8 +35,22 @@ def check_error(body: dict[str, object], code: str, param: str | None, sent: byt
     assert (error["code"], error["param"]) == (code, param), error
     message = error["message"]
     assert isinstance(message, str) and message
+    _check_echo(message, sent)
+
+
+def _check_echo(message: str, sent: bytes) -> None:
     windows = (message[at : at + MAX_ECHO + 1].encode() for at in range(len(message) - MAX_ECHO))
     assert not any(window in sent for window in windows), "a long client value must not come back"
+
+
+def check_anthropic_error(body: dict[str, object], status: int, param: str | None, sent: bytes) -> None:
+    """Anthropic's error shape, the field in front of the message."""
+    assert body.keys() == {"type", "error"} and body["type"] == "error"
+    error = body["error"]
+    assert isinstance(error, dict) and error.keys() == {"type", "message"}
+    assert error["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
+    assert param is None or error["message"].startswith(f"{param}: "), error
+    _check_echo(error["message"], sent)
 
 
 async def _check(server: Served, case: Case) -> None:
@@ -45,7 +60,11 @@ async def _check(server: Served, case: Case) -> None:
     assert reply.headers["content-type"] == "application/json"
     assert reply.headers["x-request-id"].startswith("req-")
     assert ("allow" in reply.headers) == (case.status == 405)
-    check_error(json.loads(reply.content), case.code, case.param, case.path.encode() + case.body)
+    body, sent = json.loads(reply.content), case.path.encode() + case.body
+    if case.path.startswith(MESSAGES):
+        check_anthropic_error(body, case.status, case.param, sent)
+    else:
+        check_error(body, case.code, case.param, sent)
     assert server.engine.opened == [], "validation ends before any engine call"
     await _canary(server)
 

@@ -111,6 +111,8 @@ DIALECTS: Mapping[str, Branch] = MappingProxyType(
         "completions": Branch("deltaserve.server.dialects.completions"),
         "chat": Branch("deltaserve.server.dialects.chat"),
         "generate": Branch("deltaserve.server.dialects.generate"),
+        "responses": Branch("deltaserve.server.dialects.responses"),
+        "anthropic": Branch("deltaserve.server.dialects.anthropic"),
     }
 )
 """Dialects of HTTP in which text is asked for, in the order of the API's description."""

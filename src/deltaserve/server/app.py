@@ -63,7 +63,7 @@ async def openapi(front: Front, request: Request) -> Response:
 
 
 PUBLIC = (
-    *(dialect.route for dialect in DIALECTS),
+    *(route for dialect in DIALECTS for route in (dialect.route, *dialect.beside)),
     HttpRoute("POST", "/tokenize", info.tokenize, "Ids of a prompt or a conversation", info.TokenizeBody),
     HttpRoute("POST", "/detokenize", info.detokenize, "Text of token ids", info.DetokenizeBody),
     HttpRoute("GET", "/v1/models", info.models, "The model served"),
@@ -132,6 +132,8 @@ def _no_route(request: Request) -> str:
         address = request.app.state.front.settings.admin_address
         where = f", port {address[1]}" if address and address[1] else ""
         return f"not on this listener: the admin routes have one of their own{where} (--admin-host, --admin-port)"
+    if request.scope["path"] == "/v1/embeddings":
+        return "embeddings are not made here: this server answers prompts and chats; serve an embedding model elsewhere"
     return "there is no such route; /docs and /openapi.json list those there are"
 
 

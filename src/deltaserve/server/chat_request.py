@@ -61,14 +61,19 @@ def chat_job(request: ChatRequest, asker: Asker, job_id: str) -> Job:
     """Validate everything that needs the tokenizer or the limits. Raises ApiError 400."""
     param, default = request.max_tokens_param, asker.settings.default_max_tokens
     limit = OutputLimit(asker.limits, "messages", param, request.max_tokens, default)
+    prompt = chat_prompt(request, asker)
+    asked = EndpointFields(limit.resolve(prompt), request.logprobs, request.fields.prompt_logprobs)
+    job = compose(request.fields, asker, [prompt], [asked], job_id)
+    return replace(job, text=_text_options(job.text, request, asker.codec, prompt))
+
+
+def chat_prompt(request: ChatRequest, asker: Asker) -> Prompt:
+    """The conversation as the model reads it. Raises ApiError 400."""
     codec, tools = asker.codec, request.tools
     _check_tools(tools, codec)
     shown = [tool.as_template_takes_it() for tool in tools.tools] if codec.shows_tools else []
     options = {**request.template_options, **({"tools": shown} if shown else {})}
-    prompt = Prompt(encode_messages(request.messages, options, codec, asker.limits, asker.unknown_fields))
-    asked = EndpointFields(limit.resolve(prompt), request.logprobs, request.fields.prompt_logprobs)
-    job = compose(request.fields, asker, [prompt], [asked], job_id)
-    return replace(job, text=_text_options(job.text, request, codec, prompt))
+    return Prompt(encode_messages(request.messages, options, codec, asker.limits, asker.unknown_fields))
 
 
 def _check_tools(tools: ToolUse, codec: TextCodec) -> None:

@@ -68,6 +68,8 @@ class Dialect(Generic[Model]):
     """Fields that are not needed any more when the job is made."""
     errors: ErrorShape = OPENAI_ERRORS
     """Shape of the errors before an answer has begun."""
+    beside: tuple[HttpRoute, ...] = ()
+    """Routes of the dialect that generate nothing."""
 
     @property
     def route(self) -> HttpRoute:

@@ -1,0 +1,95 @@
+"""Conversations in other words than those of chat completions: made into messages, and errors told in their words."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from deltaserve.server.api_errors import ApiError, invalid
+from deltaserve.server.chat_messages import ChatMessage
+from deltaserve.server.field_errors import first_error
+from deltaserve.server.jobs import Job
+
+Part = TypeVar("Part", bound=BaseModel)
+_MESSAGE = re.compile(r"messages\[(\d+)\]")
+_FUNCTION = re.compile(r"^(tools\[\d+\])\.function")
+
+
+@dataclass(slots=True)
+class Turns:
+    """Messages in OpenAI's form as they are made."""
+
+    messages: list[dict[str, object]] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    """Where the client wrote each."""
+
+    def add(self, place: str, **message: object) -> None:
+        self.messages.append(message)
+        self.places.append(place)
+
+    def call(self, place: str, call_id: str, name: str, arguments: object) -> None:
+        """A call: of the assistant's turn that is the last, or of one of its own."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.add(place, role="assistant", content=None)
+        calls = self.messages[-1].setdefault("tool_calls", [])
+        assert isinstance(calls, list)
+        calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
+
+    def read(self) -> list[ChatMessage]:
+        """Raises ApiError 400 naming the place."""
+        return [read_part(ChatMessage, each, place) for each, place in zip(self.messages, self.places, strict=True)]
+
+
+def read_part(model: type[Part], value: Mapping[str, object], place: str) -> Part:
+    """An object inside a body. Raises ApiError 400 naming its field."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        wrong = first_error(error)
+        wrong.param = f"{place}.{wrong.param}" if wrong.param else place
+        raise wrong from error
+
+
+def place_of(places: Sequence[str], names: Mapping[str, str]) -> Callable[[str], str]:
+    """The client's name of a field by that of chat completions. `names`: those that differ."""
+
+    def found(param: str) -> str:
+        message = _MESSAGE.match(param)
+        if message is not None and int(message[1]) < len(places):
+            return places[int(message[1])]
+        param = _FUNCTION.sub(r"\1", param)
+        theirs = next((name for name in names if re.match(rf"{re.escape(name)}\b", param)), None)
+        return param if theirs is None else names[theirs] + param.removeprefix(theirs)
+
+    return found
+
+
+@contextmanager
+def told_by(name: Callable[[str], str]) -> Iterator[None]:
+    """Errors name fields as `name` has them."""
+    try:
+        yield
+    except ApiError as error:
+        error.param = None if error.param is None else name(error.param)
+        raise
+
+
+def named_job(job: Job, name: Callable[[str], str]) -> Job:
+    """`job`, which is refused by the client's name of a grammar that cannot be followed."""
+    if job.constraint is None:
+        return job
+    return replace(job, constraint=replace(job.constraint, param=name(job.constraint.param)))
+
+
+def one_of(kinds: Mapping[str, Callable[..., None]], value: Mapping[str, object], place: str) -> Callable[..., None]:
+    """What reads an object of this `type`. Raises ApiError 400 for one that there is none for."""
+    kind = value.get("type")
+    if not isinstance(kind, str):
+        raise invalid(f"{place}.type", f"type must be one of {', '.join(kinds)}")
+    if kind not in kinds:
+        message = f"{kind[:40]!r} is not supported: {', '.join(kinds)} are, and nothing is fetched from a URL"
+        raise ApiError(400, "unsupported", message, f"{place}.type")
+    return kinds[kind]

@@ -1,0 +1,490 @@
+"""Anthropic's messages, and how many tokens they have."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import msgspec
+from pydantic import ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deltaserve.core.ids import Namespace
+from deltaserve.core.wire.messages import FinishReason
+from deltaserve.server.api_errors import ApiError, ErrorShape, Json, closed_object, invalid, unsupported
+from deltaserve.server.body_fields import Body, BodyPart, Items, parse
+from deltaserve.server.chat_request import ChatRequest, chat_job, chat_prompt, template_options
+from deltaserve.server.chat_turns import Turns, named_job, one_of, place_of, read_part, told_by
+from deltaserve.server.dialect import AnswerFormat, Dialect
+from deltaserve.server.front import Front
+from deltaserve.server.jobs import Asker, Common, Job, check_model, new_id
+from deltaserve.server.read import caller_of
+from deltaserve.server.replies import event, json_reply
+from deltaserve.server.routes import HttpRoute
+from deltaserve.server.text.answer_pieces import AnswerPiece, Arguments, CallBegins, Content, Reasoning
+from deltaserve.server.text.sample_text import TextPiece
+from deltaserve.server.text.text_codec import TextCodec
+from deltaserve.server.tool_use import CallMode, FunctionTool, ToolUse, tool_use
+from deltaserve.server.usage import Counted, cached_len
+
+_NAMES = {
+    "stop": "stop_sequences",
+    "response_format.json_schema": "output_config.format",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+}
+"""Chat completions' name of a field |-> ours, where they differ."""
+
+
+class ThinkingOptions(BodyPart):
+    """Whether the model thinks first. How long is the model's: a budget is not kept."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class Metadata(BodyPart):
+    """Who asks; without effect."""
+
+    user_id: str | None = None
+
+
+class OutputFormat(BodyPart):
+    """Form of the answer's text."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, object] = Field(alias="schema")
+
+
+class OutputConfig(BodyPart):
+    """How the answer is to be."""
+
+    effort: Annotated[str, Field(max_length=64)] | None = None
+    format: OutputFormat | None = None
+
+
+class ToolChoice(BodyPart):
+    """Whether tools may or must be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ConversationBody(Body):
+    """A conversation, as far as a model reads it."""
+
+    model: str | None = None
+    messages: Items[dict[str, object]]
+    system: str | Items[dict[str, object]] | None = None
+    tools: Items[dict[str, object]] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingOptions | None = None
+    output_config: OutputConfig | None = None
+    cache_control: object = None
+    """A hint, as it is in blocks: every prefix is kept and found again without one."""
+    mcp_servers: object = None
+    container: object = None
+    context_management: object = None
+
+
+class CountBody(ConversationBody):
+    """Anthropic's fields."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"messages": [{"role": "user", "content": "Hello"}]}]})
+
+
+class MessagesBody(ConversationBody):
+    """Anthropic's fields, and a few of chat completions."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}]}
+    )
+    max_tokens: int
+    stop_sequences: Items[str] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    metadata: Metadata | None = None
+    service_tier: str | None = None
+    seed: int | None = None
+    cache_salt: str | None = None
+
+
+_COMMON = ("model", "stream", "temperature", "top_p", "top_k", "seed", "cache_salt")
+
+
+class MessageTurn(BodyPart):
+    """One turn of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Items[dict[str, object]]
+
+
+class TextBlock(BodyPart):
+    """A text."""
+
+    text: str
+
+
+class ThinkingBlock(BodyPart):
+    """Thinking of an earlier answer. The signature is not looked at: whoever sends it may think what they like."""
+
+    thinking: str
+
+
+class ToolUseBlock(BodyPart):
+    """A call of an earlier answer."""
+
+    id: str
+    name: str
+    input: dict[str, object]
+
+
+class ToolResultBlock(BodyPart):
+    """What a call returned."""
+
+    tool_use_id: str
+    content: str | Items[dict[str, object]] | None = None
+    is_error: bool | None = None
+
+
+def _job(body: MessagesBody, asker: Asker) -> Job:
+    """Validate everything that needs the tokenizer or the limits. Raises ApiError 400 or 404."""
+    check_model(body.model, asker.settings)
+    turns = _turns(body, asker)
+    name = place_of(turns.places, _NAMES)
+    with told_by(name):
+        request = replace(_request(body, turns), fields=_common(body, asker), max_tokens=body.max_tokens)
+        return named_job(chat_job(request, asker, new_id("msg_")), name)
+
+
+def _common(body: MessagesBody, asker: Asker) -> Common:
+    given: dict[str, object] = {name: getattr(body, name) for name in _COMMON if getattr(body, name) is not None}
+    if body.stop_sequences:
+        given["stop"] = body.stop_sequences
+    wanted = body.output_config and body.output_config.format
+    if wanted:
+        given["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted.schema_}}
+    return parse(Common, given, asker.unknown_fields)
+
+
+def _request(body: ConversationBody, turns: Turns) -> ChatRequest:
+    """The conversation without sampling. Raises ApiError 400."""
+    for name in ("mcp_servers", "container", "context_management"):
+        if getattr(body, name) not in (None, [], {}):
+            raise unsupported(name, f"{name} is not supported: nothing is run or compacted here")
+    return ChatRequest(
+        fields=Common(),
+        messages=turns.read(),
+        max_tokens=None,
+        template_options=template_options(
+            None if body.output_config is None else body.output_config.effort, _thinking(body.thinking), "thinking"
+        ),
+        tools=_tools(body),
+    )
+
+
+def _thinking(asked: ThinkingOptions | None) -> Mapping[str, object]:
+    """The switches that templates of hybrid models have. Who does not ask for thinking gets none."""
+    if asked is not None and asked.type == "adaptive":
+        return {}
+    is_on = asked is not None and asked.type == "enabled"
+    return {"enable_thinking": is_on, "thinking": is_on}
+
+
+# ---------------------------------------------------------------- messages
+
+
+def _turns(body: ConversationBody, asker: Asker) -> Turns:
+    turns = Turns()
+    if body.system:
+        turns.add("system", role="system", content=_texts(body.system, "system"))
+    if not body.messages:
+        raise invalid("messages", "messages is empty")
+    for index, given in enumerate(body.messages):
+        place = f"messages[{index}]"
+        turn = read_part(MessageTurn, given, place)
+        if isinstance(turn.content, str):
+            turns.add(place, role=turn.role, content=turn.content)
+            continue
+        read = _TurnBlocks(turns, turn.role, place, asker)
+        for number, block in enumerate(turn.content):
+            one_of(read.kinds, block, f"{place}.content[{number}]")(block, f"{place}.content[{number}]")
+        read.end()
+    if turns.messages[-1]["role"] == "assistant":
+        place = turns.places[-1]
+        raise unsupported(place, "the last message is the assistant's: an answer that is begun is not gone on with")
+    return turns
+
+
+def _texts(content: str | Sequence[Mapping[str, object]], place: str) -> object:
+    """A text, or text blocks, as chat completions have them."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for number, block in enumerate(content):
+        one_of({"text": _is_text}, block, f"{place}[{number}]")
+        texts.append({"type": "text", "text": read_part(TextBlock, block, f"{place}[{number}]").text})
+    return texts
+
+
+def _is_text() -> None:
+    """Nothing is to be done."""
+
+
+class _TurnBlocks:
+    """The blocks of one turn: results of calls are messages of their own, the rest is one."""
+
+    def __init__(self, turns: Turns, role: str, place: str, asker: Asker) -> None:
+        self._turns = turns
+        self._role = role
+        self._place = place
+        self._asker = asker
+        self._texts: list[Json] = []
+        self._thoughts: list[str] = []
+        self._calls: list[ToolUseBlock] = []
+        said = {"text": self._text}
+        answered = {"thinking": self._thinking, "tool_use": self._tool_use}
+        self.kinds = said | (answered if role == "assistant" else {"tool_result": self._tool_result})
+
+    def _text(self, block: Mapping[str, object], place: str) -> None:
+        self._texts.append({"type": "text", "text": read_part(TextBlock, block, place).text})
+
+    def _thinking(self, block: Mapping[str, object], place: str) -> None:
+        self._thoughts.append(read_part(ThinkingBlock, block, place).thinking)
+
+    def _tool_use(self, block: Mapping[str, object], place: str) -> None:
+        self._calls.append(read_part(ToolUseBlock, block, place))
+
+    def _tool_result(self, block: Mapping[str, object], place: str) -> None:
+        self.end()
+        read = read_part(ToolResultBlock, block, place)
+        if read.is_error:
+            self._asker.unknown_fields.leave_out("messages[].content[].is_error")
+        content = _texts(read.content or "", f"{place}.content")
+        self._turns.add(place, role="tool", tool_call_id=read.tool_use_id, content=content)
+
+    def end(self) -> None:
+        """What was said so far becomes a message."""
+        if not (self._texts or self._thoughts or self._calls):
+            return
+        thoughts = {"reasoning_content": "".join(self._thoughts)} if self._thoughts else {}
+        self._turns.add(self._place, role=self._role, content=list(self._texts) or None, **thoughts)
+        for call in self._calls:
+            self._turns.call(self._place, call.id, call.name, call.input)
+        self._texts.clear()
+
+
+# ---------------------------------------------------------------- tools
+
+
+class ToolEntry(BodyPart):
+    """A function that may be called."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, object]
+    strict: bool | None = None
+
+
+def _tools(body: ConversationBody) -> ToolUse:
+    tools: list[FunctionTool] = []
+    for index, given in enumerate(body.tools or ()):
+        place = f"tools[{index}]"
+        one_of({"custom": _is_text}, {**given, "type": given.get("type") or "custom"}, place)
+        read = read_part(ToolEntry, given, place)
+        tools.append(FunctionTool(read.name, read.description, read.input_schema, bool(read.strict)))
+    choice = body.tool_choice or ToolChoice(type="auto")
+    if choice.type == "tool" and choice.name is None:
+        raise invalid("tool_choice.name", "tool_choice.name is required", "missing_required_parameter")
+    mode = {"auto": CallMode.AUTO, "none": CallMode.NONE}.get(choice.type, CallMode.REQUIRED)
+    only = [choice.name] if choice.type == "tool" and choice.name is not None else None
+    return tool_use(tools, mode, only, is_parallel=not choice.disable_parallel_tool_use)
+
+
+# ---------------------------------------------------------------- answer
+
+
+class MessagesFormat(AnswerFormat):
+    """A message: blocks of thinking, text and calls, in the order in which the model made them."""
+
+    def __init__(self, codec: TextCodec, job: Job, fields: MessagesBody) -> None:
+        self._job = job
+        self._open: AnswerPiece | None = None
+        """What began the block that goes on."""
+        self._num_blocks = 0
+        self._last: TextPiece | None = None
+        self._has_begun = False
+
+    def whole(self, pieces: Mapping[int, TextPiece], counted: Counted) -> Json:
+        """The message, complete."""
+        piece = pieces[0]
+        return self._message(list(_blocks(piece)), counted) | _ending(piece)
+
+    def events(self, piece: TextPiece, counted: Counted, *, is_first: bool) -> bytes:
+        """What begins, goes on and ends with `piece`."""
+        self._last = piece
+        return b"".join([*self._beginning(counted), *(event(each, str(each["type"])) for each in self._grow(piece))])
+
+    def last_events(self, counted: Counted) -> bytes:
+        """Why the message ended, and all counts."""
+        assert self._last is not None
+        ending: Json = {"type": "message_delta", "delta": _ending(self._last), "usage": self._usage(counted)}
+        return event(ending, "message_delta") + event({"type": "message_stop"}, "message_stop")
+
+    def error_events(self, error: ApiError) -> bytes:
+        """The error in the shape that it would have had in place of the answer."""
+        return event(_error_body(error), "error")
+
+    def _beginning(self, counted: Counted) -> Iterator[bytes]:
+        if not self._has_begun:
+            self._has_begun = True
+            yield event({"type": "message_start", "message": self._message([], counted)}, "message_start")
+
+    def _grow(self, piece: TextPiece) -> Iterator[Json]:
+        for part in piece.parts:
+            if not self._goes_on(part):
+                yield from self._end_block()
+                self._open = part
+                yield {"type": "content_block_start", "index": self._num_blocks, "content_block": _block(part, "")}
+            if not isinstance(part, CallBegins):
+                yield {"type": "content_block_delta", "index": self._num_blocks, "delta": _delta(part)}
+        if piece.finish is not None:
+            yield from self._end_block()
+
+    def _goes_on(self, part: AnswerPiece) -> bool:
+        if isinstance(part, Arguments):
+            return isinstance(self._open, CallBegins)
+        return type(part) is type(self._open) and not isinstance(part, CallBegins)
+
+    def _end_block(self) -> Iterator[Json]:
+        if self._open is not None:
+            self._open = None
+            yield {"type": "content_block_stop", "index": self._num_blocks}
+            self._num_blocks += 1
+
+    def _message(self, content: list[Json], counted: Counted) -> Json:
+        return {
+            "id": self._job.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._job.model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(counted),
+        }
+
+    def _usage(self, counted: Counted) -> Json:
+        """Tokens that were found in a cache are counted apart from the others."""
+        count = counted[0]
+        cached = 0 if count.report is None else cached_len(count.report)
+        return {
+            "input_tokens": self._job.prompt_len - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": count.num_tokens,
+        }
+
+
+def _ending(piece: TextPiece) -> Json:
+    """Why an answer ended."""
+    if piece.finish is FinishReason.LENGTH:
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if isinstance(piece.stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": piece.stop_reason}
+    return {"stop_reason": "tool_use" if piece.num_calls else "end_turn", "stop_sequence": None}
+
+
+def _blocks(piece: TextPiece) -> Iterator[Json]:
+    """The blocks of a whole answer."""
+    for number, part in enumerate(piece.parts):
+        if isinstance(part, CallBegins):
+            own = (each for each in piece.parts[number:] if isinstance(each, Arguments) and each.index == part.index)
+            yield _block(part, "".join(each.text for each in own))
+        elif not isinstance(part, Arguments):
+            yield _block(part, part.text)
+
+
+def _block(part: AnswerPiece, text: str) -> Json:
+    if isinstance(part, CallBegins):
+        return {"type": "tool_use", "id": part.id, "name": part.name, "input": _object(text)}
+    if isinstance(part, Reasoning):
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    return {"type": "text", "text": text, "citations": None}
+
+
+def _object(text: str) -> object:
+    """Arguments as JSON; those of a call that was cut, or not written well, as they are."""
+    try:
+        return msgspec.json.decode(text) if text else {}
+    except ValueError:
+        return {"INVALID_JSON": text}
+
+
+def _delta(part: Content | Reasoning | Arguments) -> Json:
+    if isinstance(part, Arguments):
+        return {"type": "input_json_delta", "partial_json": part.text}
+    if isinstance(part, Reasoning):
+        return {"type": "thinking_delta", "thinking": part.text}
+    return {"type": "text_delta", "text": part.text}
+
+
+# ---------------------------------------------------------------- errors, counting
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    421: "permission_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def _error_body(error: ApiError) -> Json:
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    told = error.message if error.param is None else f"{error.param}: {error.message}"
+    return {"type": "error", "error": {"type": kind, "message": told[:500]}}
+
+
+_TEXT: Json = {"type": "string"}
+ERRORS = ErrorShape(
+    "AnthropicError",
+    "An error in Anthropic's shape",
+    closed_object(type=_TEXT, error=closed_object(type=_TEXT, message=_TEXT)),
+    _error_body,
+)
+
+
+async def _count(front: Front, request: Request) -> Response:
+    """POST /v1/messages/count_tokens. Its work is that of a prompt: it takes a place, as one does."""
+    with front.admission.place(caller_of(request).namespace):
+        async with front.read(request, CountBody) as body:
+            num_tokens = await front.threads.run(lambda: _num_tokens(body, front))
+    return json_reply({"input_tokens": num_tokens})
+
+
+def _num_tokens(body: CountBody, front: Front) -> int:
+    asker = Asker(Namespace(""), 0.0, front.limits(), front.text, front.settings, front.unknown_fields)
+    check_model(body.model, asker.settings)
+    turns = _turns(body, asker)
+    with told_by(place_of(turns.places, _NAMES)):
+        return len(chat_prompt(_request(body, turns), asker).tokens)
+
+
+DIALECT = Dialect(
+    "/v1/messages",
+    "Answer a conversation, in Anthropic's dialect",
+    MessagesBody,
+    _job,
+    MessagesFormat,
+    ("messages", "system", "tools"),
+    ERRORS,
+    (HttpRoute("POST", "/v1/messages/count_tokens", _count, "Tokens of a conversation", CountBody, errors=ERRORS),),
+)
