@@ -70,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def told_server() -> Iterator[ToldServer]:
     with ToldServer() as server:
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield server

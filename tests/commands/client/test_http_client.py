@@ -64,7 +64,7 @@ def listening(host: str) -> Iterator[tuple[int, list[str]]]:
     with kind((host.strip("[]"), 0), Asked) as server:
         asked: list[str] = []
         server.asked = asked  # type: ignore[attr-defined]
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield server.server_port, asked

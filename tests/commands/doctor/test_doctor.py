@@ -244,7 +244,7 @@ def answering(ready: int, reasons: dict[str, str], info: Any, port: int = 0, key
             return
 
     with HTTPServer(("127.0.0.1", port), Handler) as server:
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"

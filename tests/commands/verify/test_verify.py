@@ -134,7 +134,7 @@ class Busy(BaseHTTPRequestHandler):
 @contextmanager
 def busy_server() -> Iterator[str]:
     with HTTPServer(("127.0.0.1", 0), Busy) as server:
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
