@@ -197,9 +197,10 @@ def inside_sampling_params() -> Iterator[Case]:
     }  # fmt: skip
     for name, value in values.items():
         body = generate({"sampling_params": {"max_new_tokens": 5} | {name: value}})
-        code = _U if name == "n" else _V
-        yield Case(f"generate_inside_{name}", GENERATE, body, 400, code, f"sampling_params.{name}")
-    for name, value in {"model": "gpt-4", "stream": True, "prompt": "x", "ebnf": "x", "json_schema": "{}"}.items():
+        yield Case(f"generate_inside_{name}", GENERATE, body, 400, _V, f"sampling_params.{name}")
+    body = generate({"sampling_params": {"ebnf": "x"}})
+    yield Case("generate_inside_ebnf", GENERATE, body, 400, "unsupported_grammar", "sampling_params.ebnf")
+    for name, value in {"model": "gpt-4", "stream": True, "prompt": "x"}.items():
         body = generate({"sampling_params": {name: value}})
         yield Case(f"generate_misplaced_{name}", GENERATE, body, 400, _U, f"sampling_params.{name}")
     for name in ("bootstrap_room", "page_table", "worker", "kv_transfer_params", "_x", "host", "namespace", "rooms"):

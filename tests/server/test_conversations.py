@@ -283,7 +283,7 @@ WRONG: Mapping[str, tuple[object, str, str]] = {
     "a part": ([{**ASKED, "content": [None]}], "messages[0].content[0]", "is null, expected an object"),
     "a part without a type": ([{**ASKED, "content": [{"text": "x"}]}], "messages[0].content[0].type", "without a type"),
     "a name": ([{**ASKED, "name": 5}], "messages[0].name", "is 5, expected a string"),
-    "a name with a space": ([{**ASKED, "name": "a b"}], "messages[0].name", "no white space"),
+    "a name with a tab": ([{**ASKED, "name": "a\tb"}], "messages[0].name", "no white space but spaces inside"),
     "reasoning": ([{**ASKED, "reasoning": 5}], "messages[0].reasoning", "is 5, expected a string"),
     "calls": ([ASKED, {**_called(), "tool_calls": 5}], "messages[1].tool_calls", "is 5, expected a list"),
     "a call": ([ASKED, _called(None)], "messages[1].tool_calls[0]", "is null, expected an object"),  # type: ignore[arg-type]
