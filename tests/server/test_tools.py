@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from deltaserve.model.answer_grammars import AnswerGrammars
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text.answers.answer_choice import Parsers
 from deltaserve.server.text.template import ChatTemplate
@@ -193,6 +194,21 @@ REFUSED: Mapping[str, tuple[str, dict[str, object], str, str]] = {
     "a format nobody knows": (NO_FORMAT, {}, "tools", "--tool-call-parser"),
     "old functions": (HERMES, {"functions": [{"name": "f"}]}, "functions", "not supported"),
     "an old choice": (HERMES, {"function_call": "auto"}, "function_call", "not supported"),
+    "a call and a text": (
+        HERMES,
+        {"tool_choice": "required", "response_format": {"type": "json_object"}},
+        "response_format",
+        "give one of them",
+    ),
+    "a schema that cannot be followed": (
+        HERMES,
+        {
+            "tool_choice": "required",
+            "tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"not": {}}}}],
+        },
+        "tool_choice",
+        "cannot be followed",
+    ),
     "a name that is no tool": (
         HERMES,
         {"tool_choice": {"type": "function", "function": {"name": "x"}}},
@@ -214,6 +230,77 @@ async def test_what_cannot_be_done_is_refused(name: str) -> None:
         asks_for_nothing = body | {"tool_choice": "none"}
         if template != HERMES:
             assert (await case.client.post(URL, json=asks_for_nothing)).status_code == 200
+
+
+STRICT = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+CONSTRAINED: Mapping[str, tuple[str, dict[str, object], list[str], list[str]]] = {
+    "required": (
+        HERMES,
+        {"tool_choice": "required"},
+        [PINGS.replace("ping", "get_weather"), f"{PINGS}\n{PINGS}"],
+        ["Hello", PINGS.replace("ping", "pong"), CALL.replace("1e2", '"two"')],
+    ),
+    "named": (
+        HERMES,
+        {"tool_choice": {"type": "function", "function": {"name": "ping"}}},
+        [PINGS, f"<think>\nhm\n</think>\n\n{PINGS}"],
+        [CALL, "Hello"],
+    ),
+    "one at most": (HERMES, {"parallel_tool_calls": False}, [PINGS, "Hello"], [f"{PINGS}\n{PINGS}"]),
+    "strict": (
+        HERMES,
+        {"tools": [STRICT]},
+        ["Hello", PINGS.replace("ping", "get_weather")],
+        [CALL.replace("1e2", '"two"')],
+    ),
+    "calls or JSON": (
+        HERMES,
+        {"response_format": {"type": "json_object"}},
+        ['{"a": 1}', PINGS, '<think>hm</think>{"a": 1}'],
+        ["Hello"],
+    ),
+    "JSON behind reasoning": (
+        HERMES,
+        {
+            "response_format": {"type": "json_object"},
+            "tools": None,
+            "chat_template_kwargs": {"enable_thinking": True},
+        },
+        ['hm</think>{"a": 1}'],
+        ['{"a": 1}', "hm</think>yes"],
+    ),
+    "without markers": (
+        LLAMA,
+        {"tool_choice": "required"},
+        ['{"name": "ping", "parameters": {}}'],
+        ["Hello", '{"name": "pong", "parameters": {}}'],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONSTRAINED)
+async def test_an_answer_is_drawn_by_the_grammar_of_what_was_asked(name: str) -> None:
+    template, fields, allowed, forbidden = CONSTRAINED[name]
+    text = codec(template)
+    grammars = AnswerGrammars(text.vocabulary)
+    async with served(text, says(""), SETTINGS) as case:
+        await ask(case, **fields)
+    grammar = case.engine.opened[0].sampling.grammar
+    assert grammar is not None
+
+    def allows(answer: str) -> bool:
+        tokens = [*text.encode(answer, add_special_tokens=False), 257]
+        return bool(grammars.matcher(grammar).validate_tokens(tokens) == len(tokens))
+
+    assert [answer for answer in allowed if not allows(answer)] == []
+    assert [answer for answer in forbidden if allows(answer)] == []
+
+
+async def test_calls_that_nobody_relies_on_are_not_constrained() -> None:
+    async with served(codec(), says(""), SETTINGS) as case:
+        await ask(case)
+        await ask(case, tools=[STRICT], tool_choice="none")
+    assert [each.sampling.grammar for each in case.engine.opened] == [None, None]
 
 
 async def test_an_operator_names_the_format() -> None:

@@ -8,8 +8,11 @@ from deltaserve.server.chat_messages import ChatMessage, encode_messages
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, compose
 from deltaserve.server.prompts import Prompt
 from deltaserve.server.sampling_fields import EndpointFields
+from deltaserve.server.structured_output import Constraint, constraint_of, without_constraints
+from deltaserve.server.text.answers.answer_grammar import AnswerShape, Calls, answer_grammar
 from deltaserve.server.text.answers.answer_reader import AnswerReading, PromptEnd, ShowReasoning
 from deltaserve.server.text.answers.answer_syntax import AnswerSyntax
+from deltaserve.server.text.answers.call_grammar import loosened
 from deltaserve.server.text.sample_text import TextOptions
 from deltaserve.server.text.text_codec import TextCodec
 from deltaserve.server.tool_use import CallMode, ToolUse
@@ -63,7 +66,8 @@ def chat_job(request: ChatRequest, asker: Asker, job_id: str) -> Job:
     limit = OutputLimit(asker.limits, "messages", param, request.max_tokens, default)
     prompt = chat_prompt(request, asker)
     asked = EndpointFields(limit.resolve(prompt), request.logprobs, request.fields.prompt_logprobs)
-    job = compose(request.fields, asker, [prompt], [asked], job_id)
+    constraint = _constraint(request, asker.codec, prompt)
+    job = compose(without_constraints(request.fields), asker, [prompt], [asked], job_id, constraint)
     return replace(job, text=_text_options(job.text, request, asker.codec, prompt))
 
 
@@ -80,8 +84,6 @@ def _check_tools(tools: ToolUse, codec: TextCodec) -> None:
     """What cannot be done is refused, and never left out in silence."""
     if tools.mode is CallMode.NONE:
         return
-    if tools.mode is CallMode.REQUIRED:
-        raise unsupported("tool_choice", 'a call cannot be forced yet: send tool_choice "auto"')
     if not codec.shows_tools:
         way_out = 'leave them out, send tool_choice "none", or serve a model whose template shows them'
         raise ApiError(400, "unsupported", f"the model's chat template does not show tools: {way_out}", "tools")
@@ -89,6 +91,49 @@ def _check_tools(tools: ToolUse, codec: TextCodec) -> None:
         way_out = 'send tool_choice "none", or start the server with --tool-call-parser NAME'
         text = f"it is not known how this model writes calls (no format reads its template's): {way_out}"
         raise ApiError(400, "unsupported", text, "tools")
+
+
+def _constraint(request: ChatRequest, codec: TextCodec, prompt: Prompt) -> Constraint | None:
+    """What the answer must be: calls that are required, or are strict; the content that the request asks for; reasoning
+    before either. Raises ApiError 400 where it cannot be had."""
+    own, tools, answers = constraint_of(request.fields), request.tools, codec.answers
+    calls = _calls(tools, own)
+    if calls is Calls.NONE and (own is None or answers.reasoning is None):
+        return own
+    if calls is Calls.MUST and own is not None:
+        raise invalid(own.param, f"tool_choice asks for a call, and {own.param} for a text: give one of them")
+    shape = AnswerShape(
+        calls=calls,
+        tools={} if calls is Calls.NONE else _schemas(tools),
+        several=tools.is_parallel,
+        content=None if own is None else own.grammar,
+        prompt_end=_prompt_end(answers.reasoning, codec, prompt),
+    )
+    ids = {marker: token for marker, token in codec.control_ids.items() if marker in answers.spelling.spelled}
+    grammar = answer_grammar(shape, answers.calls, answers.reasoning, ids)
+    param = own.param if own is not None else "tool_choice" if calls is Calls.MUST else "tools"
+    if grammar is not None:
+        return Constraint(param, grammar)
+    if calls is Calls.MUST:
+        raise unsupported(param, 'calls in the format of this model cannot be forced: send tool_choice "auto"')
+    if own is not None:
+        raise unsupported(param, f"{param} beside tools is not possible in the format of this model: send one of them")
+    return None
+
+
+def _calls(tools: ToolUse, own: Constraint | None) -> Calls:
+    """A call that nobody relies on is not constrained: rows with a grammar cost more."""
+    if tools.mode is CallMode.REQUIRED:
+        return Calls.MUST
+    is_strict = any(tool.is_strict and tool.name in tools.allowed for tool in tools.tools)
+    is_bound = own is not None or is_strict or not tools.is_parallel
+    return Calls.MAY if tools.mode is CallMode.AUTO and is_bound else Calls.NONE
+
+
+def _schemas(tools: ToolUse) -> Mapping[str, Mapping[str, object]]:
+    """Schemas as arguments must satisfy them: whole where the client asked for it."""
+    strict = {tool.name for tool in tools.tools if tool.is_strict}
+    return {name: schema if name in strict else loosened(schema) for name, schema in tools.callable.items()}
 
 
 def _text_options(text: TextOptions, request: ChatRequest, codec: TextCodec, prompt: Prompt) -> TextOptions:

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from llguidance import regex_to_lark
@@ -33,6 +33,7 @@ _SHOWN_CHARS = 80
 _OWN_OPTIONS = "x-guidance"
 """Where llguidance looks for its options in a schema: a client's could say that unknown keywords count for nothing."""
 Schema = dict[str, object] | bool
+Fields = TypeVar("Fields", bound="ConstraintFields")
 _EMPTY_IS_NONE = BeforeValidator(lambda value: None if value == "" else value)
 
 
@@ -121,6 +122,12 @@ def constraint_of(fields: ConstraintFields, other: Constraint | None = None) -> 
             message = f"{one.param} makes a grammar of {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES} are allowed"
             raise invalid(one.param, message)
     return found[0] if found else None
+
+
+def without_constraints(fields: Fields) -> Fields:
+    """The same request, its constraint left out: it is part of a larger one."""
+    names = ConstraintFields.model_fields.keys() - SamplingFields.model_fields.keys()
+    return fields.model_copy(update=dict.fromkeys(names))
 
 
 def json_grammar(schema: Schema, param: str, spaces: str = SPACES) -> str:

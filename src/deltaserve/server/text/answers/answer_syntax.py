@@ -4,7 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
+from deltaserve.server.text.answers.call_grammar import CallGrammar
 
+WriteCalls = Callable[[CallGrammar], str]
+"""Writes the grammar of calls, from behind the marker that begins them on; the expression that is all of them."""
 ReadCalls = Callable[[AnswerStream], Wait[bool]]
 """Reads what follows a marker, and says the calls. False: it was none, nothing was said, and it is read as content."""
 
@@ -20,6 +23,12 @@ class CallSyntax:
     """Characters with which an answer that is calls alone begins; `read` begins at one."""
     inside: tuple[str, ...] = ()
     """Further markers that may be control tokens."""
+    write: WriteCalls | None = None
+    """The grammar of calls as the family's models write them. None: there is none."""
+    is_block: bool = False
+    """Several calls stand behind one marker; otherwise each has its own."""
+    writes_marker: bool = True
+    """Whether models write the first of `begins` before calls, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,9 @@ class MessageSyntax:
     """Marker that an earlier answer has in a chat."""
     ends: frozenset[str]
     """Control tokens that end the answer and not a message alone."""
+    write: Callable[[CallGrammar, str], str]
+    """The grammar of an answer that calls, where there are tools, or has content of a grammar, where that is not
+    empty."""
 
 
 @dataclass(frozen=True, slots=True)

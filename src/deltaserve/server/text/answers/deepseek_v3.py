@@ -3,6 +3,7 @@ alone (V3.1)."""
 
 from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
 from deltaserve.server.text.answers.answer_syntax import THINK_TAGS, AnswerSyntax, CallSyntax
+from deltaserve.server.text.answers.call_grammar import CallGrammar
 
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"  # noqa: RUF001
 _CALL, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"  # noqa: RUF001
@@ -34,7 +35,15 @@ def _read_call(stream: AnswerStream) -> Wait[bool]:
     return True
 
 
+def _write(grammar: CallGrammar) -> str:
+    """Either form: a model was trained on one of them."""
+    fenced = grammar.one_json(f"{_CALL}function{_SEPARATOR}", f"\n{_FENCE}json\n", f"\n{_FENCE}{_CALL_END}")
+    bare = grammar.one_json(_CALL, _SEPARATOR, _CALL_END)
+    either = (grammar.some(fenced, "\n"), grammar.some(bare))
+    return f"{grammar.any_of(either)} {grammar.literal(_END)}"
+
+
 FORMAT = AnswerSyntax(
-    CallSyntax(_read, begins=(_BEGIN,), inside=(_END, _CALL, _SEPARATOR, _CALL_END)),
+    CallSyntax(_read, begins=(_BEGIN,), inside=(_END, _CALL, _SEPARATOR, _CALL_END), write=_write, is_block=True),
     THINK_TAGS,
 )

@@ -5,6 +5,7 @@ from enum import Enum
 
 from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
 from deltaserve.server.text.answers.answer_syntax import AnswerSyntax, MessageSyntax
+from deltaserve.server.text.answers.call_grammar import TEXT, CallGrammar
 
 
 class _Marker(Enum):
@@ -192,12 +193,23 @@ def _is_short(text: str) -> bool:
     return len(text) <= _MAX_HEADER_CHARS and "\n" not in text
 
 
+def _write(grammar: CallGrammar, content: str) -> str:
+    """One call at most: what follows it is the tool's."""
+    begin, end = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
+    analysis = grammar.rule(f"{grammar.literal(begin)} {TEXT} {grammar.literal(end)}")
+    before, behind = "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>"
+    endings = [grammar.one_json(before, behind, "")] if grammar.tools else []
+    endings += [f"{grammar.literal('<|channel|>final<|message|>')} {content}"] if content else []
+    return f"{analysis}* {grammar.any_of(endings)}"
+
+
 FORMAT = AnswerSyntax(
     messages=MessageSyntax(
         _read,
         markers=tuple(_MARKERS),
         needed=frozenset({"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"}),
         shown="<|channel|>",
+        write=_write,
         ends=frozenset({"<|return|>", "<|call|>"}),
     )
 )

@@ -2,6 +2,7 @@
 
 from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
 from deltaserve.server.text.answers.answer_syntax import THINK_TAGS, AnswerSyntax, CallSyntax
+from deltaserve.server.text.answers.call_grammar import CallGrammar
 from deltaserve.server.text.answers.json_calls import read_json_call
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -16,4 +17,8 @@ def _read(stream: AnswerStream) -> Wait[bool]:
     return True
 
 
-FORMAT = AnswerSyntax(CallSyntax(_read, begins=(_BEGIN,), inside=(_END,)), THINK_TAGS)
+def _write(grammar: CallGrammar) -> str:
+    return grammar.one_json('\n{"name": "', '", "arguments": ', f"}}\n{_END}")
+
+
+FORMAT = AnswerSyntax(CallSyntax(_read, begins=(_BEGIN,), inside=(_END,), write=_write), THINK_TAGS)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
-from deltaserve.server.text.answers.typed_values import json_text, typed
+from deltaserve.server.text.answers.call_grammar import CallGrammar
+from deltaserve.server.text.answers.typed_values import Schema, is_text, json_text, texts_of, typed
 
 _MAX_NAME = 256
 
@@ -51,3 +52,36 @@ def read_tagged_call(stream: AnswerStream, tags: Tags) -> Wait[bool]:
         text = value[0].removeprefix(line).removesuffix(line)
         stream.arguments(f"{before}{json_text(key[0])}: {typed(text, key[0], schema)}")
         before = ", "
+
+
+def write_tagged_call(grammar: CallGrammar, tags: Tags) -> str:
+    """The grammar of one call: arguments in the schema's order, those that are not required may be left out."""
+    return grammar.any_of([_one(grammar, tags, name, schema) for name, schema in grammar.tools.items()])
+
+
+def _one(grammar: CallGrammar, tags: Tags, name: str, schema: Schema) -> str:
+    properties = schema.get("properties")
+    required = schema.get("required")
+    parts = [grammar.literal(f"{tags.begin}{name}{tags.name_end}\n")]
+    for key, own in (properties if isinstance(properties, dict) else {}).items():
+        line = "\n" if tags.on_own_lines else ""
+        begin = grammar.literal(f"{tags.argument}{key}{tags.argument_name_end}{line}")
+        value = _value(grammar, own, schema, line + tags.argument_end)
+        newline = grammar.literal("\n")
+        is_required = isinstance(required, list) and key in required
+        parts.append(f"({begin} {value} {newline})" + ("" if is_required else "?"))
+    return " ".join([*parts, grammar.literal(tags.end)])
+
+
+def _value(grammar: CallGrammar, own: object, root: Schema, end: str) -> str:
+    """A value and its end, as the model must write it for `typed` to read what the schema allows."""
+    schema = own if isinstance(own, dict) else {}
+    if is_text(schema, root):
+        texts = texts_of(schema, root)
+        return (
+            f"{grammar.any_of(list(map(grammar.literal, texts)))} {grammar.literal(end)}"
+            if texts
+            else grammar.up_to(end)
+        )
+    shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
+    return f"{grammar.json({**shared, **schema})} {grammar.literal(end)}"

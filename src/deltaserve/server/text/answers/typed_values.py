@@ -32,6 +32,21 @@ def typed(text: str, key: str, schema: Schema) -> str:
     return bare if is_json(bare) else json_text(text)
 
 
+def is_text(schema: Schema, root: Schema) -> bool:
+    """Whether a value may be a text, so that a model writes it without quotes."""
+    return "string" in _kinds(schema, root)
+
+
+def texts_of(schema: Schema, root: Schema) -> list[str]:
+    """The texts that a value may be, where the schema lists them without alternatives."""
+    parts = list(_parts(schema, root))
+    listed = [part["enum"] for part in parts if isinstance(part.get("enum"), list)]
+    listed += [[part["const"]] for part in parts if "const" in part]
+    values = _listed(listed[0]) if len(listed) == 1 else []
+    texts = [value for value in values if isinstance(value, str)]
+    return texts if len(texts) == len(values) else []
+
+
 def is_json(text: str) -> bool:
     """Whether it is JSON."""
     try:

@@ -1,0 +1,98 @@
+"""Grammars of answers, in llguidance's Lark: calls in the words of a format, behind reasoning, in place of content or
+among it."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from deltaserve.server.text.answers.answer_stream import Tools
+
+_KEPT = frozenset({"type", "required", "enum", "const", "additionalProperties", "minItems", "maxItems"})
+"""Keywords that arguments keep to where the client asked for no more than a call."""
+_INNER = frozenset({"properties", "$defs", "definitions"})
+_SCHEMAS = frozenset({"items", "additionalProperties"})
+_LISTS = frozenset({"anyOf", "allOf", "prefixItems"})
+_SPACES = r"(?:\x20|\r?\x0A[\x20\x09]{0,32})"
+"""White space between the parts of JSON, as that of structured output."""
+TEXT = "/(?s:.*)/"
+
+
+@dataclass(slots=True)
+class CallGrammar:
+    """Writes the rules of a grammar for one vocabulary."""
+
+    ids: Mapping[str, int]
+    """Control token |-> id. Other markers are text."""
+    tools: Tools
+    """Name that may be called |-> schema of the arguments, as they must be."""
+    several: bool
+    """Whether there may be more than one call."""
+    rules: list[str] = field(default_factory=list)
+
+    def literal(self, text: str) -> str:
+        """This text, in which markers may stand."""
+        for marker, token in self.ids.items():
+            before, found, after = text.partition(marker)
+            if found:
+                return " ".join(filter(None, (self.literal(before), f"<[{token}]>", self.literal(after))))
+        return json.dumps(text, ensure_ascii=False) if text else ""
+
+    def json(self, schema: Mapping[str, object]) -> str:
+        """JSON that satisfies a schema."""
+        return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": _SPACES}}, ensure_ascii=False)
+
+    def rule(self, body: str, options: str = "") -> str:
+        """A rule of its own; its name."""
+        name = f"r{len(self.rules)}"
+        self.rules.append(f"{name}{options}: {body}")
+        return name
+
+    def up_to(self, end: str) -> str:
+        """Any text up to and with a marker, which does not stand in it."""
+        if end in self.ids:
+            return self.rule(f"{TEXT} {self.literal(end)}")
+        return self.rule(TEXT, f"[suffix={self.literal(end)}]")
+
+    def without(self, marker: str) -> str:
+        """Any text in which a marker does not stand."""
+        if marker in self.ids:
+            return TEXT
+        name = f"T{len(self.rules)}"
+        pattern = re.escape(marker).replace("/", r"\/")
+        self.rules.append(f"{name}: {TEXT} & ~/(?s:.*){pattern}(?s:.*)/")
+        return name
+
+    def any_of(self, alternatives: Sequence[str]) -> str:
+        """One of these."""
+        return self.rule(" | ".join(alternatives))
+
+    def one_json(self, before: str, behind_name: str, behind: str) -> str:
+        """A call whose arguments are JSON, with these texts around name and arguments."""
+        end = self.literal(behind)
+        calls = [(self.literal(before + name + behind_name), self.json(schema)) for name, schema in self.tools.items()]
+        return self.any_of([f"{head} {arguments} {end}" for head, arguments in calls])
+
+    def some(self, one: str, separator: str = "") -> str:
+        """A call, or some of them."""
+        return self.rule(f"{one} ({self.literal(separator)} {one})*") if self.several else one
+
+    def text(self, start: str) -> str:
+        """The grammar whose whole answer is `start`."""
+        return "\n".join([f"start: {start}", *self.rules])
+
+
+def loosened(schema: Mapping[str, object]) -> dict[str, object]:
+    """The shape that a schema asks for: what a grammar may not be able to check is left out."""
+    found: dict[str, object] = {}
+    for name, value in schema.items():
+        if name in _INNER and isinstance(value, dict):
+            found[name] = {key: loosened(each) if isinstance(each, dict) else each for key, each in value.items()}
+        elif name in _SCHEMAS and isinstance(value, dict):
+            found[name] = loosened(value)
+        elif name in (*_LISTS, "oneOf") and isinstance(value, list):
+            parts = [loosened(each) if isinstance(each, dict) else each for each in value]
+            found["anyOf" if name == "oneOf" else name] = parts
+        elif name in _KEPT or (name == "$ref" and str(value).startswith("#")):
+            found[name] = value
+    return found

@@ -1,0 +1,163 @@
+"""Grammars of calls, by the matcher that draws tokens: what a format writes is allowed, and nothing else."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from deltaserve.model.answer_grammars import AnswerGrammars, AnswerVocabulary
+from deltaserve.server.structured_output import lark_grammar
+from deltaserve.server.text.answers.answer_choice import FORMATS
+from deltaserve.server.text.answers.answer_grammar import AnswerShape, Calls, answer_grammar
+from deltaserve.server.text.answers.answer_reader import PromptEnd
+from deltaserve.server.text.answers.call_grammar import loosened
+from tests.fixtures.harmony import MARKERS
+from tests.fixtures.tiny_tokenizer import byte_level
+from tests.server.text.answers.written import WRITERS, Call, Turn
+
+TOOLS: Mapping[str, Mapping[str, Any]] = {
+    "look": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"$ref": "#/$defs/Unit"}},
+        "required": ["city"],
+        "additionalProperties": False,
+        "$defs": {"Unit": {"enum": ["C", "F"]}},
+    },
+    "ping-2": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+GOOD: Sequence[Sequence[Call]] = (
+    [Call("look", {"city": "Rome \u4f60 < 5", "days": 3, "unit": "C"})],
+    [Call("look", {"city": "two\nlines"})],
+    [Call("ping-2", {})],
+)
+BAD: Sequence[Call] = (
+    Call("pong", {}),
+    Call("look", {"days": 3}),
+    Call("look", {"city": "Rome", "days": "three"}),
+    Call("look", {"city": "Rome", "unit": "K"}),
+    Call("ping-2", {"x": 1}),
+)
+NAMES = [name for name, (branch, _) in WRITERS.items() if (calls := FORMATS[branch].calls) and calls.write]
+NAMES = [name for name in NAMES if name not in ("hermes, arguments first", "llama3_json, tagged")]
+"""Forms that a model may be made to write."""
+EOS = "<|eos|>"
+
+
+class Answers:
+    """Answers of one grammar, a byte a token."""
+
+    def __init__(self, name: str, shape: AnswerShape, *, control: bool = True) -> None:
+        branch, writer = WRITERS[name]
+        self._tokenizer = byte_level((EOS, *(writer.markers if control else ())))
+        ids = {text: token for text in writer.markers if (token := self._tokenizer.token_to_id(text)) is not None}
+        found = answer_grammar(shape, FORMATS[branch], FORMATS[branch] if writer.think else None, ids)
+        assert found is not None
+        size = self._tokenizer.get_vocab_size()
+        self._grammars = AnswerGrammars(lambda: AnswerVocabulary(self._tokenizer.to_str(), size, (256,)))
+        self._grammar = found
+
+    def allows(self, text: str) -> bool:
+        """As a whole answer."""
+        matcher = self._grammars.matcher(self._grammar)
+        tokens = [*self._tokenizer.encode(text, add_special_tokens=False).ids, 256]
+        return bool(matcher.validate_tokens(tokens) == len(tokens))
+
+
+def shape(calls: Calls, **fields: Any) -> AnswerShape:
+    given: dict[str, Any] = {"tools": TOOLS, "several": True, "content": None, "prompt_end": PromptEnd.BEFORE}
+    return AnswerShape(calls=calls, **(given | fields))
+
+
+@pytest.mark.parametrize("control", [True, False], ids=["control tokens", "text"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_that_must_be_is_one_of_the_tools_and_keeps_to_its_schema(name: str, control: bool) -> None:
+    answers, writer = Answers(name, shape(Calls.MUST), control=control), WRITERS[name][1]
+    for calls in GOOD:
+        assert answers.allows(writer.answer(Turn(calls))), calls
+    assert answers.allows(writer.answer(Turn([*GOOD[0], *GOOD[2]])))
+    for call in BAD:
+        assert not answers.allows(writer.answer(Turn([call]))), call
+    assert not answers.allows("Hello")
+    assert not answers.allows("")
+    if writer.think:
+        assert answers.allows(writer.answer(Turn(GOOD[0], reasoning="I < think\nso")))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_call_where_one_is_allowed(name: str) -> None:
+    answers, writer = Answers(name, shape(Calls.MUST, several=False)), WRITERS[name][1]
+    assert answers.allows(writer.answer(Turn(GOOD[0])))
+    assert not answers.allows(writer.answer(Turn([*GOOD[0], *GOOD[0]])))
+
+
+@pytest.mark.parametrize("control", [True, False], ids=["control tokens", "text"])
+@pytest.mark.parametrize("name", [name for name in NAMES if not WRITERS[name][1].alone])
+def test_a_call_that_may_be_is_right_from_its_marker_on(name: str, control: bool) -> None:
+    answers, writer = Answers(name, shape(Calls.MAY), control=control), WRITERS[name][1]
+    for calls in GOOD:
+        assert answers.allows(writer.answer(Turn(calls, "Let me look.", reasoning="hm")))
+    assert answers.allows("Hello < world")
+    for call in BAD:
+        assert not answers.allows(writer.answer(Turn([call], "Let me look."))), call
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_or_content_of_a_grammar(name: str) -> None:
+    content = lark_grammar('start: "yes" | "no"')
+    answers, writer = Answers(name, shape(Calls.MAY, content=content)), WRITERS[name][1]
+    assert answers.allows("yes")
+    assert answers.allows(writer.answer(Turn(GOOD[0])))
+    assert not answers.allows("Hello")
+    if writer.think:
+        begin, end = writer.think
+        inside = Answers(name, shape(Calls.NONE, content=content, prompt_end=PromptEnd.INSIDE))
+        assert inside.allows(f"hm{end}yes")
+        assert not inside.allows("yes")
+        behind = Answers(name, shape(Calls.NONE, content=content, prompt_end=PromptEnd.BEHIND))
+        assert behind.allows("no")
+        assert not behind.allows(f"{begin}hm{end}no")
+
+
+def test_messages_with_channels() -> None:
+    tokenizer = byte_level((EOS, *MARKERS))
+    ids = {text: token for text in MARKERS if (token := tokenizer.token_to_id(text)) is not None}
+    format_ = FORMATS["harmony"]
+    size = tokenizer.get_vocab_size()
+    vocabulary = AnswerVocabulary(tokenizer.to_str(), size, (256,))
+
+    def allows(answer_shape: AnswerShape, text: str) -> bool:
+        grammar = answer_grammar(answer_shape, format_, format_, ids)
+        assert grammar is not None
+        tokens = [*tokenizer.encode(text, add_special_tokens=False).ids, 256]
+        return bool(AnswerGrammars(lambda: vocabulary).matcher(grammar).validate_tokens(tokens) == len(tokens))
+
+    analysis = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"city": "Rome"}'
+    final = "<|channel|>final<|message|>"
+    content = lark_grammar('start: "yes" | "no"')
+    assert allows(shape(Calls.MUST), analysis + call)
+    assert allows(shape(Calls.MUST), call)
+    assert not allows(shape(Calls.MUST), f"{final}no")
+    assert not allows(shape(Calls.MUST), call.replace("look", "pong"))
+    assert allows(shape(Calls.MAY, content=content), analysis + call)
+    assert allows(shape(Calls.NONE, tools={}, content=content), f"{analysis}{final}yes")
+    assert not allows(shape(Calls.NONE, tools={}, content=content), f"{final}maybe")
+    assert answer_grammar(shape(Calls.MAY), format_, format_, ids) is None, "any text may follow a header"
+
+
+def test_a_schema_that_nobody_relies_on_keeps_its_shape() -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"not": {"type": "string", "pattern": "(?=x)", "not": {}}, "b": {"oneOf": [{"type": "null"}]}},
+        "required": ["b"],
+        "if": {},
+        "$ref": "http://example.invalid/",
+        "x-guidance": {"lenient": True},
+    }
+    assert loosened(schema) == {
+        "type": "object",
+        "properties": {"not": {"type": "string"}, "b": {"anyOf": [{"type": "null"}]}},
+        "required": ["b"],
+    }
+    assert json.dumps(schema)
