@@ -53,7 +53,7 @@ def test_unified(tiny_models: Path, folder: Path) -> None:
         assert second.cached_len == (len(turn) - 2) // 16 * 16
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_next"])
+@pytest.mark.parametrize("name", [pytest.param("qwen3", marks=pytest.mark.slow), "qwen3_next"])
 def test_deterministic_inference(tiny_models: Path, folder: Path, name: str) -> None:
     """The same to the last bit cold, behind a cached prefix, in other chunks, beside others and on workers of another
     shape."""
