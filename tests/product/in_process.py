@@ -29,11 +29,12 @@ from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.shard import Shard
 from deltaserve.core.layout.spec import CacheSpec
 from deltaserve.core.lifetime import Lifetime
+from deltaserve.core.rounding import Rounding
 from deltaserve.core.sampling import SamplingParams
 from deltaserve.core.tokens import pack_u32
 from deltaserve.core.wire.messages import RegionInfo
 from deltaserve.model.checkpoint_config import load_spec
-from deltaserve.model.drafts.draft_algorithm import with_head
+from deltaserve.model.drafts.draft_algorithm import OFF, with_head
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.shard_rules import ExpertPlacement
 from deltaserve.sim.cluster import Shape, front_config, member_of, room_of, url_of, worker_config
@@ -43,7 +44,7 @@ from deltaserve.sim.process import Answer, PlaneSizes, SimFront, SimWorker
 from deltaserve.sim.sim_rank import RankPace, SimRankParts
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
 from deltaserve.sim.world import World
-from tests.compute.executor.world import TOLERANCE, reference_logprobs
+from tests.compute.executor.world import TOLERANCE, grammars_of, reference_logprobs
 from tests.patience import PATIENCE_S
 
 PREFILL, DECODE, UNIFIED = PeerName("prefill-0"), PeerName("decode-0"), PeerName("unified-0")
@@ -92,6 +93,14 @@ class TorchRanks:
             thread.shutdown()
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """How a worker's executor comes to its tokens."""
+
+    rounding: Rounding = Rounding.OF_QUERY
+    guesses: str = OFF
+
+
 class TorchWorker(SimWorker):
     """A worker of the simulated world whose ranks hold and compute a real model."""
 
@@ -103,9 +112,17 @@ class TorchWorker(SimWorker):
         spec: ModelSpec,
         staging: StagingMode | None,
         mesh: ExpertMesh | None = None,
+        drawing: Drawing = Drawing(),
     ) -> None:
         super().__init__(world, config, url_of(config.name), plane=PlaneSizes(stall_s=60.0))
-        sizes = ExecutorSizes(config.num_pages, config.max_running_requests, config.max_context_len)
+        sizes = ExecutorSizes(
+            config.num_pages,
+            config.max_running_requests,
+            config.max_context_len,
+            rounding=drawing.rounding,
+            drafts=drawing.guesses,
+            grammars=grammars_of(folder),
+        )
         executors = [
             TorchExecutor.load(folder, spec, config.cache, sizes, partners=Partners(collective, mesh))
             for collective in ThreadCollective.group(config.tp_size, PATIENCE_S)
@@ -168,6 +185,8 @@ class Setup:
     """What transformers computes with; None: the same folder."""
     drafting: tuple[Role, ...] = ()
     """Workers that have the model's draft head."""
+    guesses: str = "EAGLE"
+    """Who guesses there."""
     draft_folder: Path | None = None
     """Folder of the head; None: it is among the model's own weights."""
     num_drafts: int = 3
@@ -176,6 +195,9 @@ class Setup:
     """One worker does both."""
     members: int = 1
     """Decode workers that share experts."""
+    num_decode: int = 1
+    """Decode workers, where they share none."""
+    rounding: Rounding = Rounding.OF_QUERY
 
 
 @dataclass(frozen=True)
@@ -235,7 +257,9 @@ class Product:
         """Rounds in which several members had something to compute."""
         meshes = ExpertMesh.group(setup.members, PATIENCE_S) if setup.members > 1 else (None,)
         workers = [(PREFILL, Role.PREFILL, prefill_ranks)]
-        workers += [(member_name(index), Role.DECODE, decode_ranks) for index in range(setup.members)]
+        workers += [
+            (member_name(index), Role.DECODE, decode_ranks) for index in range(max(setup.members, setup.num_decode))
+        ]
         if setup.is_unified:
             workers = [(UNIFIED, Role.UNIFIED, decode_ranks)]
             of_role[Role.UNIFIED] = of_role[Role.DECODE]
@@ -244,7 +268,7 @@ class Product:
                 replace(shape, radix_cache=setup.decode_cache or role is Role.PREFILL), name, role, 1
             )
             config = replace(config, tp_size=ranks, has_staging=staging is not None)
-            mesh = meshes[int(name.rpartition("-")[2])] if role is Role.DECODE else None
+            mesh = meshes[int(name.rpartition("-")[2])] if role is Role.DECODE and setup.members > 1 else None
             self._start(config, of_role[role], setup, staging, mesh)
             members.append(member_of(name, role, shares_experts=setup.members > 1))
         self.front = SimFront(self.world, front_config(shape, members, 1))
@@ -270,7 +294,7 @@ class Product:
         is_drafting = config.role in setup.drafting
         spec = load_spec(self._folder)
         if is_drafting:
-            spec = with_head(spec, self._folder, "EAGLE", setup.draft_folder)
+            spec = with_head(spec, self._folder, setup.guesses, setup.draft_folder)
         if mesh is not None:
             spec = spec.placed(ExpertPlacement(member=mesh.member))
         cache = spec.cache_spec(pages.size, pages.dtype)
@@ -284,7 +308,8 @@ class Product:
         config = replace(
             config, options=options, cache=cache, num_pages=_num_pages(cache, setup), vocab_size=spec.vocab_size
         )
-        worker = TorchWorker(self.world, config, self._folder, spec, staging, mesh)
+        drawing = Drawing(setup.rounding, setup.guesses if is_drafting else OFF)
+        worker = TorchWorker(self.world, config, self._folder, spec, staging, mesh, drawing)
         if mesh is not None:
             worker.expert_group = self.group
             self.group.admit(worker)
@@ -301,14 +326,18 @@ class Product:
 
     def answers(self, *prompts: Sequence[int], max_tokens: int) -> list[Answer]:
         """All at once, whatever they are."""
-        answers = [self._ask(prompt, max_tokens) for prompt in prompts]
-        limit = self.world.now + 120.0
-        self.world.run(until=limit, done=lambda: all(answer.ends for answer in answers))
+        sampling = SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0, logprobs=NUM_TOP)
+        answers = [self.ask(prompt, sampling) for prompt in prompts]
+        self.run_until(answers)
         return answers
 
-    def _ask(self, prompt: Sequence[int], max_tokens: int) -> Answer:
+    def run_until(self, answers: Sequence[Answer]) -> None:
+        """All of these have ended."""
+        self.world.run(until=self.world.now + 120.0, done=lambda: all(answer.ends for answer in answers))
+
+    def ask(self, prompt: Sequence[int], sampling: SamplingParams) -> Answer:
+        """What the answer will be, when the world has run."""
         self._num_rooms += 1
-        sampling = SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0, logprobs=NUM_TOP)
         wanted = Generation(room_of(self._num_rooms), pack_u32(prompt), "", sampling, deadline_s=3600.0)  # type: ignore[arg-type]
         return self.front.submit(wanted)
 

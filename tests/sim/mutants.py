@@ -56,6 +56,7 @@ _WAITING = "deltaserve.control.sched.waiting"
 _RUNNING = "deltaserve.control.sched.running"
 _STEPS = "deltaserve.control.sched.steps"
 _TOKEN_SHARES = "deltaserve.control.sched.token_shares"
+_GRAMMAR_REPLAY = "deltaserve.control.sched.grammar_replay"
 _SPECULATION = "deltaserve.control.sched.speculation"
 _ROUNDS = "deltaserve.control.sched.rounds"
 _LIFECYCLE = "deltaserve.control.front.lifecycle"
@@ -927,5 +928,35 @@ MUTANTS = (
         _METER,
         "self._next_beat = now + self._heartbeat_s",
         "self._next_beat = now + self._heartbeat_s / 20",
+    ),
+    # grammars
+    Mutant(
+        "matcher_is_not_replayed",
+        "X1",
+        _GRAMMAR_REPLAY,
+        'self._matcher, self._consumed = self._start(), b""',
+        "self._matcher, self._consumed = self._start(), output",
+    ),
+    Mutant("matcher_keeps_wrong_guesses", "X2", _GRAMMAR_REPLAY, "return matcher.rollback(num_back)", "return True"),
+    Mutant(
+        "row_counts_its_output_as_prompt",
+        "X3",
+        _RUNNING,
+        "bytes(request.tokens), request.prompt_len, start)",
+        "bytes(request.tokens), request.num_tokens, start)",
+    ),
+    Mutant(
+        "offer_tells_output_as_prompt",
+        "X4",
+        _INTAKE,
+        "        prompt_len=request.prompt_len,\n",
+        "        prompt_len=request.num_tokens,\n",
+    ),
+    Mutant(
+        "delivered_output_is_prompt",
+        "X5",
+        _LIFECYCLE,
+        "        prompt_len=live.prompt_len,\n",
+        "        prompt_len=live.prompt_len + len(live.output),\n",
     ),
 )

@@ -70,6 +70,8 @@ class Clients:
     counts: Counter[FaultKind]
     wishes: Chance
     """Draws what a request asks for besides tokens."""
+    grammars: Chance
+    """Draws which requests have a grammar."""
     asked: list[Asked] = field(default_factory=list)
     _num_over: int = 0
     """How many of the first requests are known to be over."""
@@ -101,10 +103,12 @@ class Clients:
             self.submit(front, wanted, now, flaws)
 
     def _wishing(self, sampling: SamplingParams, prompt: list[int], namespace: Namespace) -> SamplingParams:
-        """Log-probabilities, of the prompt too, and ids that end the output: some that come, some that do not."""
+        """Grammars, log-probabilities, of the prompt too, ids that end the output: some that come, some that do not."""
         share = self.knobs.traffic.wishes
         if not share:
             return sampling
+        if self.grammars.hits(share):
+            sampling = replace(sampling, grammar=f"grammar {self.grammars.below(3)}")
         if self.wishes.hits(share):
             sampling = replace(sampling, logprobs=self.wishes.choose((0, 1, 5)))
         if self.wishes.hits(share):
@@ -255,7 +259,8 @@ class Clients:
 def _finish(asked: Asked) -> FinishReason:
     """How a complete answer ends."""
     sampling, tokens = asked.generation.sampling, asked.right.tokens
-    is_stopped = tokens[-1] in sampling.stop_token_ids and len(tokens) > sampling.min_tokens
+    is_long = len(tokens) > sampling.min_tokens or sampling.grammar is not None
+    is_stopped = tokens[-1] in sampling.stop_token_ids and is_long
     return FinishReason.STOP if is_stopped else FinishReason.LENGTH
 
 

@@ -22,6 +22,7 @@ def met_by_worker(worker: SimWorker) -> Sightings:
     met.note(Situation.FRAME_FOR_ANOTHER_LIFE, any(engine.links.stale_frames for engine in engines))
     met.note(Situation.RETRACTED, worker.instance.parts.scheduler.running.num_retractions > 0)
     met.note(Situation.READ_NOT_FINITE, bool(worker.executor.not_finite))
+    met.note(Situation.GRAMMAR_RESUMED, worker.executor.has_resumed_grammar)
     for rank in worker.ranks:
         met |= rank.endpoint.met
         met.note(Situation.SLOW_FENCE, rank.plane.has_waited)
@@ -44,6 +45,7 @@ def met_by_clients(asked: Iterable[Asked]) -> Sightings:
         met.note(Situation.LOGPROBS_ASKED, sampling.logprobs is not None)
         met.note(Situation.PROMPT_LOGPROBS_ASKED, sampling.prompt_logprobs is not None)
         met.note(Situation.STOP_IDS_ASKED, bool(sampling.stop_token_ids))
+        met.note(Situation.GRAMMAR_ASKED, sampling.grammar is not None)
     return met
 
 

@@ -7,6 +7,8 @@
 A FULL pool's stamps are all seen, a WINDOW pool's only while in the window. A STATE pool has one slot per state: what
 follows from the stamp of the last token taken in, all over the slot, read where an item begins and written where it
 ends. A slot is three blocks of heads, as the inputs of a convolution are.
+A request with a grammar draws by a fold over its output too, which the executor replays as real ones replay a grammar's
+matcher (control/sched/grammar_replay.py): a row that goes on behind other output than its own draws other tokens.
 So a page that is stale, foreign, half landed or misplaced changes the output, and the right output is a pure function
 of the prompt: `oracle_answer`.
 """
@@ -16,6 +18,7 @@ from dataclasses import dataclass, field
 
 import xxhash
 
+from deltaserve.control.sched.grammar_replay import GrammarReplay
 from deltaserve.control.sched.plan import (
     ItemOutcome,
     ItemResult,
@@ -98,9 +101,32 @@ def first_seen(kept: Retention, position: int) -> int:
             return position
 
 
-def next_token(stamps: Sequence[bytes], vocab_size: int, num_top: int | None = None, flavour: int = 0) -> Sampled:
-    """`stamps`: all stamps that the last position sees, one concatenation per pool."""
-    digest = xxhash.xxh3_64_intdigest(b"".join(stamps), flavour)
+class Fold:
+    """The stand-in for a grammar's matcher: a number that follows from the grammar and every token consumed."""
+
+    def __init__(self, grammar: str) -> None:
+        self._states = [xxhash.xxh3_64_intdigest(grammar.encode())]
+
+    @property
+    def state(self) -> int:
+        return self._states[-1]
+
+    def consume_tokens(self, sampled_tokens: list[int]) -> bool:
+        for token in sampled_tokens:
+            self._states.append(xxhash.xxh3_64_intdigest(pack_u32([token]), self.state))
+        return True
+
+    def rollback(self, num_tokens: int) -> bool:
+        del self._states[len(self._states) - num_tokens :]
+        return True
+
+
+def next_token(
+    stamps: Sequence[bytes], vocab_size: int, num_top: int | None = None, flavour: int = 0, fold: int = 0
+) -> Sampled:
+    """`stamps`: all stamps that the last position sees, one concatenation per pool. `fold`: of a request with a
+    grammar."""
+    digest = xxhash.xxh3_64_intdigest(b"".join(stamps), flavour ^ fold)
     return Sampled(digest % vocab_size, None if num_top is None else _logprobs(digest, vocab_size, num_top))
 
 
@@ -137,18 +163,23 @@ def oracle_answer(
     """`heard`: what came. Of each token the flavour that explains it is taken, for what comes next depends on it."""
     tokens, chains = bytearray(prompt), [Chain(pool, namespace) for pool in range(len(pools))]
     output: list[Sampled] = []
+    fold = None if sampling.grammar is None else Fold(sampling.grammar)
     while len(output) < sampling.max_tokens:
         num_tokens = len(tokens) // TOKEN_BYTES
         for chain in chains:
             chain.grow(tokens, num_tokens)
         firsts = (first_seen(kept, num_tokens - 1) * STAMP_BYTES for kept in pools)
         seen = [bytes(chain.stamps[first:]) for chain, first in zip(chains, firsts, strict=True)]
-        choices = [next_token(seen, vocab_size, sampling.logprobs, flavour) for flavour in range(flavours)]
+        state = 0 if fold is None else fold.state
+        choices = [next_token(seen, vocab_size, sampling.logprobs, flavour, state) for flavour in range(flavours)]
         wanted = heard[len(output)] if len(output) < len(heard) else None
         sampled = wanted if wanted in choices else choices[0]
         output.append(sampled)
         tokens += pack_u32([sampled.token])
-        if sampled.token in sampling.stop_token_ids and len(output) > sampling.min_tokens:
+        if fold is not None:
+            fold.consume_tokens([sampled.token])
+        is_long = len(output) > sampling.min_tokens or sampling.grammar is not None
+        if sampled.token in sampling.stop_token_ids and is_long:
             break
     of_prompt: tuple[TokenLogprobs, ...] = ()
     if (num_top := sampling.prompt_logprobs) is not None:
@@ -179,6 +210,15 @@ class _Row:
     """Per pool: page index |-> page."""
     drawn: tuple[StepIndex | None, int] = (None, 0)
     """Step in which a token was drawn last, and the token."""
+    prompt_len: int = 0
+    replay: GrammarReplay[Fold] | None = None
+
+    def fold(self, end: int) -> int:
+        """State of the grammar behind the output before position `end`; 0 without one."""
+        if self.replay is None:
+            return 0
+        matcher = self.replay.behind(bytes(self.tokens[self.prompt_len * TOKEN_BYTES : end * TOKEN_BYTES]))
+        return 0 if matcher is None else matcher.state
 
     def grow(self, tokens: bytes, start: int) -> None:
         """Packed tokens from position `start` on are computed."""
@@ -216,7 +256,6 @@ class OracleExecutor:
         self._memory = memory
         self._vocab_size = vocab_size
         self._rows: dict[RowId, _Row] = {}
-        self._prompt_lens: dict[RowId, int] = {}
         self.namespaces: dict[RowId, Namespace] = {}
         """Namespaces of rows about to be opened: a plan does not say."""
         self.spoil_next = False
@@ -225,6 +264,8 @@ class OracleExecutor:
         """Packed tokens, as known at the time, of rows that were spoiled."""
         self.not_finite: list[tuple[Namespace, bytes]] = []
         """Rows of which no token could be drawn: whoever runs this knows."""
+        self.has_resumed_grammar = False
+        """Whether a row with a grammar began behind output of an earlier life."""
         self.flavours = 1
         self.first_flavour = 0
         """Flavour of step 0; from step to step it is another one."""
@@ -270,8 +311,12 @@ class OracleExecutor:
         pools = range(self._cache.num_pools)
         namespace = self.namespaces.get(opened.row, Namespace(""))
         chains = [Chain(pool, namespace) for pool in pools]
-        self._prompt_lens[opened.row] = opened.prompt_len
-        self._rows[opened.row] = _Row(opened.sampling, bytearray(opened.tokens), chains, [{} for _ in pools])
+        row = _Row(opened.sampling, bytearray(opened.tokens), chains, [{} for _ in pools], prompt_len=opened.prompt_len)
+        grammar = opened.sampling.grammar
+        if grammar is not None:
+            row.replay = GrammarReplay(lambda: Fold(grammar))
+            self.has_resumed_grammar |= token_len(opened.tokens) > opened.prompt_len
+        self._rows[opened.row] = row
 
     def _begin(self, item: PlanItem) -> None:
         row = self._rows[item.row]
@@ -307,10 +352,9 @@ class OracleExecutor:
             if len(seen) < len(found):
                 return None
             read = [of_pool.of(behind + place - 1) for of_pool in seen]
-            return next_token(read, self._vocab_size, row.sampling.logprobs, flavour)
+            return next_token(read, self._vocab_size, row.sampling.logprobs, flavour, row.fold(behind + place))
 
-        prompt_len = self._prompt_lens[item.row]
-        drawn = right_draws(item, row.sampling, behind - prompt_len, draw) if item.samples else ()
+        drawn = right_draws(item, row.sampling, behind - row.prompt_len, draw) if item.samples else ()
         end = behind + max(0, len(drawn) - 1)
         if item.num_drafts:
             row.cut(end)
@@ -336,7 +380,7 @@ class OracleExecutor:
                 bytes(chain.stamps[first_seen(kept, end - 1) * STAMP_BYTES :])
                 for chain, kept in zip(row.chains, self._pools, strict=True)
             ]
-            right = next_token(seen, self._vocab_size, None, (flavour + 1) % self.flavours).token
+            right = next_token(seen, self._vocab_size, None, (flavour + 1) % self.flavours, row.fold(end)).token
             is_right = row.chains[0].stamps[-1] % 4
             guesses.append(right if is_right else (right + 1) % self._vocab_size)
             row.grow(pack_u32(guesses[-1:]), end)

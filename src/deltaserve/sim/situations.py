@@ -30,6 +30,8 @@ class Situation(Enum):
     LOGPROBS_ASKED = "log-probabilities are asked for", 1200
     PROMPT_LOGPROBS_ASKED = "log-probabilities of a prompt are asked for", 1300
     STOP_IDS_ASKED = "stop ids are named", 1300
+    GRAMMAR_ASKED = "an answer by a grammar is asked for", 1000
+    GRAMMAR_RESUMED = "a row with a grammar begins behind output", 500
     # kinds of runs
     CALLERS = "callers that ask again as soon as they are answered", 80
     SICK_WORKER = "a worker is the only process that anything befalls", 70
