@@ -350,6 +350,26 @@ def test_with_one_family_left_a_server_answers(tmp_path: Path) -> None:
     answer_of(tree, tmp_path / "run")
 
 
+ANSWERS = [case for case in CASES if case.kind == "ANSWERS"]
+FORMATS_LEFT = "from deltaserve.server.text.answers.answer_choice import FORMATS; print(*FORMATS)"
+
+
+@pytest.mark.parametrize("case", ANSWERS, ids=by_name)
+def test_without_a_format_of_answers_the_others_are_there(case: Case, tmp_path: Path) -> None:
+    """That no other code knows one is shown above; a server without any answers below."""
+    tree = without(case, tmp_path)
+    told = python(tree, "-c", FORMATS_LEFT)
+    assert told.stdout.split() == [name for name in branches.ANSWERS if name != case.name], told.stderr
+
+
+def test_without_formats_of_answers_a_server_answers(tmp_path: Path) -> None:
+    tree = copied(tmp_path / "tree")
+    for case in ANSWERS:
+        delete(case, tree)
+    check_tree(tree)
+    answer_of(tree, tmp_path / "run")
+
+
 def test_without_draft_algorithms_a_server_answers(tmp_path: Path) -> None:
     """Without any: that no other code knows one is shown above. Dialects: tests/server/test_dialects.py."""
     tree = copied(tmp_path / "tree")
