@@ -15,7 +15,7 @@ $(READY): $(STAMP) $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) $(NATIVE)/compile_l
 	@$(PYTHON) -m deltaserve.compute.native.compile_library
 	@touch $@
 
-.PHONY: help venv demo docs check test test-full test-lowest sim sim-mutants features soak bench gpu-check format clean
+.PHONY: help venv demo docs check test test-full test-lowest sim sim-mutants features soak bench clients gpu-check format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ soak: $(READY) ## Real processes in a storm of faults, MINUTES=30 of it; SEED=N 
 
 bench: $(READY) ## Every benchmark of docs/performance.md (about 30 minutes, idle machine); some: ARGS="cache e2e"
 	@scripts/bench $(ARGS)
+
+clients: $(READY) ## Unmodified clients of other projects, each in an environment of its own; writes docs/clients.md
+	@$(PYTHON) -m tools.clients.client_table $(ARGS)
 
 gpu-check: $(READY) ## On a GPU: tests/gpu, and whether servers answer rightly there; speed, too: ARGS="--parts card,engine"
 	@PYTHONPATH=src:. $(PYTHON) -m benchmarks.bench_gpu --budget-seconds 900 --parts tests,recall $(ARGS)
