@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -24,9 +25,9 @@ MODEL = "tiny"
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """Async tests run on asyncio."""
-    return "asyncio"
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """Async tests run on the event loop that a front has."""
+    return "asyncio", {"use_uvloop": find_spec("uvloop") is not None}
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,19 @@ def test_serving_brings_nothing_that_only_tests_and_verify_need() -> None:
 
 def test_every_extra_is_used() -> None:
     extras = set(PROJECT["optional-dependencies"])
-    assert extras == {"verify", "demo", "cuda13", "mooncake", "plot", "triton", "flashinfer", "docs", "test", "dev"}
+    assert extras == {
+        "verify",
+        "demo",
+        "cuda13",
+        "mooncake",
+        "plot",
+        "uvloop",
+        "triton",
+        "flashinfer",
+        "docs",
+        "test",
+        "dev",
+    }
 
 
 def test_only_the_references_of_verify_import_transformers() -> None:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import fill
 
 import httpx
 
@@ -86,7 +87,8 @@ def main() -> int:
             rows.append(_checked(name, python, url))
             print(rows[-1], flush=True)
     if not arguments.names and not arguments.print:
-        details = "".join(f"- {row.client}: {', '.join(row.checks)}.\n" for row in rows)
+        lines = (f"- {row.client}: {', '.join(row.checks)}." for row in rows)
+        details = "".join(fill(line, 120, subsequent_indent="  ") + "\n" for line in lines)
         PAGE.write_text(_HEAD + "".join(f"{row}\n" for row in rows) + f"\nChecks, by client:\n\n{details}")
     return 1 if any(row.failed for row in rows) else 0
 

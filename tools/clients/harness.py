@@ -1,4 +1,4 @@
-"""Checks of one client, run by that client's own Python: `python -m tools.clients.with_NAME URL MODEL`.
+"""Checks of one client, run by that client's own Python: `python -m tools.clients.with_openai URL MODEL`.
 
 A line of JSON for each check: its name, and what went wrong or null.
 """

@@ -12,6 +12,7 @@ from typing import Any
 import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -23,9 +24,9 @@ from deltaserve.server.settings import HttpLimits
 
 MAX_HEAD_BYTES = 64 * 1024
 """A request head that is still incomplete here is refused by the parser; smaller ones by the edge, with its limits."""
-READ_BYTES = 16 * 1024
-"""Bytes read from a connection at a time: what comes is parsed at once, and 256 KiB of chunks of one byte take most of
-a second, in which nobody else is served."""
+PARSED_BYTES = 16 * 1024
+"""Bytes of a connection that are parsed at a time: event loops read 256 KiB, and as many chunks of one byte take most
+of a second, in which nobody else is served."""
 _log = logging.getLogger("deltaserve.server")
 _UVICORN_LOG = "uvicorn.error.connections"
 REQUEST_TIMEOUT = 408
@@ -36,6 +37,31 @@ PROBE_CONNECTIONS = 16
 """Beyond the limit on connections, of each listener: whoever watches the server reaches it when it is crowded, too."""
 _PROBE_S = 1.0
 """How long such a connection may take to say what it wants."""
+
+
+class _HeldFlow(FlowControl):
+    """Reading goes on when what was read is parsed, and uvicorn has room for more of the body."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._is_held = False
+
+    def hold(self, is_held: bool) -> None:
+        """Whether something is there that has not been parsed."""
+        if is_held == self._is_held or self._transport.is_closing():
+            return
+        self._is_held = is_held
+        if is_held:
+            self._transport.pause_reading()
+        elif not self.read_paused:
+            self._transport.resume_reading()
+
+    def resume_reading(self) -> None:
+        """Go on where nothing is held."""
+        if self._is_held:
+            self.read_paused = False
+        else:
+            super().resume_reading()
 
 
 class Extras:
@@ -84,6 +110,7 @@ class GuardedProtocol(H11Protocol):
         self._is_refused = False
         self._num_taken = 0
         """Bytes of the body that the application has received."""
+        self._unparsed = b""
         self.app = self._guarded(self.app)
 
     def _guarded(self, inner: ASGIApp) -> ASGIApp:
@@ -122,7 +149,7 @@ class GuardedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection; one too many is there for a probe only."""
         super().connection_made(transport)
-        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # of asyncio's sockets, which read 256 KiB
+        self.flow = self._held_flow = _HeldFlow(transport)
         transport.set_write_buffer_limits(high=self._limits.max_unsent_bytes)
         if self._is_one_too_many():
             self._is_extra = True
@@ -140,12 +167,24 @@ class GuardedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; watch how long a request head takes and what a body announces."""
+        is_waiting = bool(self._unparsed)
+        self._unparsed += data
+        if not is_waiting:
+            self._parse()
+
+    def _parse(self) -> None:
+        """Parse what came, and leave the rest to the next turn of the event loop."""
         if self._is_refused or self.transport.is_closing():
+            self._unparsed = b""
             return
+        data, self._unparsed = self._unparsed[:PARSED_BYTES], self._unparsed[PARSED_BYTES:]
         super().data_received(data)
         self._watch_head()
         if self.conn.their_state is h11.SEND_BODY and self._is_body_too_large():
             self.cycle.message_event.set()  # a chunk's first line alone is nothing that the application is told of
+        self._held_flow.hold(bool(self._unparsed))
+        if self._unparsed:
+            self.loop.call_soon(self._parse)
 
     def on_response_complete(self) -> None:
         """Watch for the next request; a client whose body still goes on is cut."""

@@ -25,6 +25,7 @@ from deltaserve.process.children.notices import PeerDown, PeerHalted, PeerUp
 from deltaserve.process.children.parent import Parent
 from deltaserve.process.children.shortage import telling_shortage
 from deltaserve.process.children.terminal import LogSpec, Say, say, say_in_json, start_log
+from deltaserve.process.front.event_loop import loop_factory
 from deltaserve.process.front.router_engine import RouterEngine
 from deltaserve.process.front.secrets import read_api_keys, read_cluster_key
 from deltaserve.process.links.links import Links
@@ -119,7 +120,8 @@ def run_front(path: Path, parent: Parent | None) -> Exit:
     start_log(spec.name, spec.log, None if parent is None else parent.progress)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # it only tells that it starts and ends
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per counter that nobody reads
-    return asyncio.run(_serve(spec, parent))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_serve(spec, parent))
 
 
 async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
