@@ -24,9 +24,9 @@ from deltaserve.core.sampling import SamplingParams
 from deltaserve.server.structured_output import json_grammar
 from deltaserve.sim.process import Answer
 from tests.compute.executor.world import random_tokens
-from tests.fixtures.drawn_schemas import drawn_schema
 from tests.fixtures.tiny_tokenizer import EOS_ID
 from tests.product.in_process import DECODE, UNIFIED, Pages, Product, Setup, member_name
+from tools.drawn_schemas import drawn_schema
 
 MAX_TOKENS = 220
 SEEDS = (1, 2)
