@@ -167,6 +167,59 @@ def test_what_is_no_call_is_content(name: str, control: str) -> None:
                 assert read(how, parts) == (Content(sent),), sent
 
 
+_SCRAPS = (
+    *(
+        '"name": "ping-2"',
+        '{"name": "ping-2", "arguments": {',
+        "ping-2",
+        "get_weather(city=",
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+    ),
+    *(
+        '"',
+        "'",
+        "\\",
+        ":",
+        ",",
+        "=",
+        ">",
+        "<",
+        "\n",
+        "\n\n\n",
+        " ",
+        "city",
+        "a\u4f60",
+        "call:ping-2{",
+        "function",
+        "```json\n",
+    ),
+    *("<function=ping-2>", "</function>", "<parameter=city>", "</parameter>", '<invoke name="ping-2">', "</invoke>"),
+    *('<parameter name="city">', "<think>", "</think>", "; ", "null", "1", "<|channel>thought"),
+)
+
+
+@pytest.mark.parametrize("control", CONTROL)
+@pytest.mark.parametrize("name", WRITERS)
+def test_scraps_in_any_order_are_read_without_a_failure(name: str, control: str) -> None:
+    """However they are cut they say the same; where no call is read, all of them is content or reasoning."""
+    how, (branch, _) = reading(name, control=CONTROL[control]), WRITERS[name]
+    markers = sorted(FORMATS[branch].markers)
+    rng = random.Random(7)
+    for _ in range(200):
+        text = "".join(rng.choice((*_SCRAPS, *markers, *markers, *markers)) for _ in range(rng.randrange(1, 12)))
+        sent = marked(text, how.spelling)
+        whole = read(how, [sent])
+        assert read(how, list(sent)) == whole, text
+        content, reasoning, calls = said(whole)
+        if not calls and not reasoning and "think" not in text and "<|channel>" not in text:
+            assert content == text
+
+
 def test_a_marker_spelled_in_ordinary_tokens_is_text_where_it_is_a_control_token() -> None:
     text = '<tool_call>{"name": "ping-2", "arguments": {}}</tool_call>'
     assert said(read(reading("hermes", control=True), [text]))[0] == text

@@ -13,8 +13,8 @@ _KEPT = frozenset({"type", "required", "enum", "const", "additionalProperties", 
 _INNER = frozenset({"properties", "$defs", "definitions"})
 _SCHEMAS = frozenset({"items", "additionalProperties"})
 _LISTS = frozenset({"anyOf", "allOf", "prefixItems"})
-_SPACES = r"(?:\x20|\r?\x0A[\x20\x09]{0,32})"
-"""White space between the parts of JSON, as that of structured output."""
+_SPACES = r"\x20"
+"""White space between the parts of JSON: one blank or none, as templates write calls."""
 TEXT = "/(?s:.*)/"
 
 

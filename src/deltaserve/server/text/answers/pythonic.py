@@ -10,6 +10,7 @@ from deltaserve.server.text.answers.answer_syntax import AnswerSyntax, CallSynta
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,255}", re.ASCII)
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _MAX_CHARS = 64 * 1024
 _MAX_BRACKETS = 128
 """Closing brackets in the arguments of a call that are tried as its end."""
@@ -34,12 +35,18 @@ def _read_call(stream: AnswerStream) -> Wait[bool]:
         if more is None or len(text) > _MAX_CHARS:
             return False
         text += more[0]
-        arguments = _as_json(text)
+        arguments = _as_json(text) if _is_closed(text) else None
         if arguments is not None:
             stream.call(name[0], arguments)
             return True
         text += ")"
     return False
+
+
+def _is_closed(text: str) -> bool:
+    """Whether every bracket outside of strings is closed. Reading Python costs more than looking."""
+    bare = _QUOTED.sub("", text)
+    return all(bare.count(opening) == bare.count(closing) for opening, closing in ("()", "[]", "{}"))
 
 
 def _as_json(text: str) -> str | None:
