@@ -149,6 +149,7 @@ MALFORMED: Mapping[str, tuple[str, ...]] = {
         "[get_weather(1)]",
         "[ping-2(",
         "[get_weather(city=open('x'))]",
+        '[get_weather(city="\\ud800")]',
         "[",
         "[x",
     ),

@@ -77,7 +77,7 @@ def _body(grammar: CallGrammar, shape: AnswerShape, syntax: CallSyntax | None) -
     content = TEXT if shape.content is None else f"@{_ANSWER}"
     if syntax is None or syntax.write is None:
         return content
-    begin = syntax.begins[0] if syntax.writes_marker else ""
+    begin = grammar.begin_of(syntax.begins) if syntax.writes_marker else ""
     rest = syntax.write(grammar)
     block = grammar.rule(f"{grammar.literal(begin)} {rest}")
     is_repeated = shape.several and not syntax.is_block

@@ -28,7 +28,7 @@ class CallSyntax:
     is_block: bool = False
     """Several calls stand behind one marker; otherwise each has its own."""
     writes_marker: bool = True
-    """Whether models write the first of `begins` before calls, or nothing."""
+    """Whether models write one of `begins` before calls, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@ among it."""
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deltaserve.server.text.answers.answer_stream import Tools
@@ -48,6 +48,15 @@ class CallGrammar:
         self.rules.append(f"{name}{options}: {body}")
         return name
 
+    def define(self, name: str, body: str) -> None:
+        """What a rule is, which had to be named before."""
+        number = next(k for k, rule in enumerate(self.rules) if rule.startswith(f"{name}:"))
+        self.rules[number] = f"{name}: {body}"
+
+    def begin_of(self, begins: Sequence[str]) -> str:
+        """The marker that the vocabulary has, of those that begin calls; the first where it has none."""
+        return next((marker for marker in begins if marker in self.ids), begins[0])
+
     def up_to(self, end: str) -> str:
         """Any text up to and with a marker, which does not stand in it."""
         if end in self.ids:
@@ -72,6 +81,22 @@ class CallGrammar:
         end = self.literal(behind)
         calls = [(self.literal(before + name + behind_name), self.json(schema)) for name, schema in self.tools.items()]
         return self.any_of([f"{head} {arguments} {end}" for head, arguments in calls])
+
+    def members(self, schema: Mapping[str, object], write: Callable[[str, object], str], separator: str) -> str:
+        """Arguments, each written as `write` writes a name and its schema: those that are required, then any others in
+        the order of the schema."""
+        properties, required = schema.get("properties"), schema.get("required")
+        written = {key: write(key, own) for key, own in (properties if isinstance(properties, dict) else {}).items()}
+        needed = [key for key in written if isinstance(required, list) and key in required]
+        others = [written[key] for key in written if key not in needed]
+        between = self.literal(separator)
+        tails = ["", *(f"({between} {each})?" for each in reversed(others))]
+        behind = [" ".join(reversed(tails[: k + 1])) for k in range(len(tails))]
+        if needed:
+            return self.rule(f"{f' {between} '.join(written[key] for key in needed)} {behind[-1]}")
+        if not others:
+            return ""
+        return self.any_of([f"{each} {behind[len(others) - 1 - k]}" for k, each in enumerate(others)]) + "?"
 
     def some(self, one: str, separator: str = "") -> str:
         """A call, or some of them."""

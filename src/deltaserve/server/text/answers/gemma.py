@@ -5,7 +5,8 @@ import re
 
 from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
 from deltaserve.server.text.answers.answer_syntax import AnswerSyntax, CallSyntax, Thinking
-from deltaserve.server.text.answers.typed_values import is_json, json_text
+from deltaserve.server.text.answers.call_grammar import CallGrammar
+from deltaserve.server.text.answers.typed_values import Schema, is_json, json_text, kinds_of, texts_of
 
 _BEGINS, _ENDS = ("<|tool_call>", "<start_function_call>"), ("<tool_call|>", "<end_function_call>")
 _QUOTES = ('<|"|>', "<escape>")
@@ -103,4 +104,42 @@ def _several(stream: AnswerStream, opening: str, depth: int) -> Wait[str | None]
         yield from stream.accept(",")
 
 
-FORMAT = AnswerSyntax(CallSyntax(_read, begins=_BEGINS, inside=(*_ENDS, *_QUOTES, _CHANNEL)), _THOUGHTS)
+_FORMS = dict(zip(_BEGINS, zip(_QUOTES, _ENDS, strict=True), strict=True))
+_NUMBER = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/"
+
+
+def _write(grammar: CallGrammar) -> str:
+    quote, end = _FORMS[grammar.begin_of(_BEGINS)]
+    text = f"{grammar.literal(quote)} {grammar.up_to(quote)}"
+    value = grammar.rule("")
+    pair = grammar.rule(f'/[A-Za-z0-9_]+/ ":" {value}')
+    obj = grammar.rule(f'"{{" ({pair} ("," {pair})*)? "}}"')
+    array = grammar.rule(f'"[" ({value} ("," {value})*)? "]"')
+    grammar.define(value, f'{text} | {_NUMBER} | "true" | "false" | "null" | {obj} | {array}')
+    kinds = {
+        "string": text,
+        "integer": "/-?(0|[1-9][0-9]{0,17})/",
+        "number": _NUMBER,
+        "boolean": '("true" | "false")',
+        "null": '"null"',
+        "object": obj,
+        "array": array,
+    }
+    calls = []
+    for name, schema in grammar.tools.items():
+
+        def member(key: str, own: object, root: Schema = schema) -> str:
+            listed = texts_of(own, root) if isinstance(own, dict) else []
+            found = [kinds[kind] for kind in sorted(kinds_of(own, root)) if kind in kinds]
+            texts = [grammar.literal(f"{quote}{each}{quote}") for each in listed]
+            return f"{grammar.literal(f'{key}:')} {grammar.any_of(texts or found or [value])}"
+
+        head, tail = grammar.literal(f"call:{name}{{"), grammar.literal("}" + end)
+        calls.append(f"{head} {grammar.members(schema, member, ',')} {tail}")
+    return grammar.any_of(calls)
+
+
+FORMAT = AnswerSyntax(
+    CallSyntax(_read, begins=_BEGINS, inside=(*_ENDS, *_QUOTES, _CHANNEL), write=_write),
+    _THOUGHTS,
+)

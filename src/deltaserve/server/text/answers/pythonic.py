@@ -3,10 +3,11 @@
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
 from deltaserve.server.text.answers.answer_syntax import AnswerSyntax, CallSyntax
+from deltaserve.server.text.answers.call_grammar import CallGrammar
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,255}", re.ASCII)
@@ -57,7 +58,9 @@ def _as_json(text: str) -> str | None:
         if tree.args or any(keyword.arg is None for keyword in tree.keywords):
             return None
         values = {str(keyword.arg): _value(keyword.value) for keyword in tree.keywords}
-        return json.dumps(values, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        text.encode()  # half a surrogate pair, which Python can spell, is no text
+        return text
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -85,4 +88,27 @@ def _keys(keys: list[ast.expr | None]) -> Iterator[object]:
         yield key.value
 
 
-FORMAT = AnswerSyntax(CallSyntax(_read, begins=(_BEGIN,), begins_content=("[",), inside=(_END,)))
+def _write(grammar: CallGrammar) -> str:
+    """Values are JSON, whose names of constants are read as well."""
+    calls = []
+    for name, schema in grammar.tools.items():
+        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+
+        def member(key: str, own: object, shared: Mapping[str, object] = shared) -> str:
+            return f"{grammar.literal(f'{key}=')} {grammar.json({**shared, **(own if isinstance(own, dict) else {})})}"
+
+        calls.append(f'{grammar.literal(f"{name}(")} {grammar.members(schema, member, ", ")} ")"')
+    return f'"[" {grammar.some(grammar.any_of(calls), ", ")} "]"'
+
+
+FORMAT = AnswerSyntax(
+    CallSyntax(
+        _read,
+        begins=(_BEGIN,),
+        begins_content=("[",),
+        inside=(_END,),
+        write=_write,
+        is_block=True,
+        writes_marker=False,
+    )
+)

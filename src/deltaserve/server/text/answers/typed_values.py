@@ -32,6 +32,11 @@ def typed(text: str, key: str, schema: Schema) -> str:
     return bare if is_json(bare) else json_text(text)
 
 
+def kinds_of(schema: object, root: Schema) -> set[str]:
+    """JSON types that a schema allows; empty: it does not say."""
+    return _kinds(schema, root) if isinstance(schema, dict) else set()
+
+
 def is_text(schema: Schema, root: Schema) -> bool:
     """Whether a value may be a text, so that a model writes it without quotes."""
     return "string" in _kinds(schema, root)
