@@ -354,7 +354,8 @@ CHAT_ONLY: list[Bad] = [
     ("chat_template_kwargs", {"__class__": "x"}, _V, None),
     ("chat_template_kwargs", {"a b": "x"}, _V, None),
     ("chat_template_kwargs", {f"k{i}": 1 for i in range(17)}, _V, None),
-    ("continue_final_message", True, _U, None),
+    ("continue_final_message", True, _V, "messages"),
+    ("add_generation_prompt", "no", _V, None),
     ("truncate_prompt_tokens", 5, _U, None),
 ]
 

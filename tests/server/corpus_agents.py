@@ -112,7 +112,12 @@ MESSAGES_ONLY: list[Bad] = [
     ("messages", [7], _V, "messages[0]"),
     ("messages", [{"role": "user"}], _M, "messages[0].content"),
     ("messages", [{"role": "tool", "content": "x"}], _V, "messages[0].role"),
-    ("messages", [_USER, {"role": "assistant", "content": "x"}], _U, "messages[1]"),
+    (
+        "messages",
+        [_USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]}],
+        _V,
+        "messages",
+    ),
     ("messages", _said({"text": "x"}), _V, _BLOCK),
     ("messages", _said({"type": "text"}), _M, "messages[0].content[0].text"),
     ("messages", _said({"type": "image", "source": {"type": "url", "url": "http://x/"}}), _U, _BLOCK),

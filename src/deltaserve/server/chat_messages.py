@@ -75,18 +75,23 @@ def encode_messages(
     codec: TextCodec,
     limits: Limits | None,
     unknown: UnknownFields,
+    *,
+    is_open: bool = False,
 ) -> tuple[int, ...]:
-    """Ids of a conversation. Raises ApiError 400 naming the message, before work is spent on what cannot fit, and for a
-    turn that the template leaves out."""
+    """Ids of a conversation. `is_open`: up to the end of its last message, which is gone on with. Raises ApiError 400
+    naming the message, before work is spent on what cannot fit, and for a turn that the template leaves out."""
     if not messages:
         raise invalid("messages", "messages is empty")
     if limits is not None and len(messages) > limits.max_context_len:
         raise too_long(len(messages), "messages", limits)  # no message is shorter than a token
+    if is_open and (messages[-1].role != "assistant" or messages[-1].tool_calls):
+        raise invalid("messages", "only a last message of the assistant, without calls, can be gone on with")
     read = tied([_read(message, f"messages[{index}]", unknown) for index, message in enumerate(messages)])
     if not codec.has_chat_template:
         raise unsupported("messages", "this model has no chat template; use /v1/completions")
     try:
-        tokens = codec.encode_chat(read, options, limits.max_context_len if limits else None)
+        encode = codec.encode_open_chat if is_open else codec.encode_chat
+        tokens = encode(read, options, limits.max_context_len if limits else None)
     except TooManyTokens as error:
         assert limits is not None
         raise too_long(error.least, "messages", limits) from error

@@ -43,6 +43,8 @@ class ChatRequest:
     tells_reasoning: bool = True
     """Whether reasoning is told apart; otherwise it stays in the content with its markers."""
     shown: ShowReasoning = ShowReasoning.AS_IT_COMES
+    is_open: bool = False
+    """The last message is the assistant's, and gone on with."""
 
 
 def template_options(effort: str | None, options: Mapping[str, object], param: str) -> Mapping[str, object]:
@@ -77,7 +79,9 @@ def chat_prompt(request: ChatRequest, asker: Asker) -> Prompt:
     _check_tools(tools, codec)
     shown = [tool.as_template_takes_it() for tool in tools.tools] if codec.shows_tools else []
     options = {**request.template_options, **({"tools": shown} if shown else {})}
-    return Prompt(encode_messages(request.messages, options, codec, asker.limits, asker.unknown_fields))
+    return Prompt(
+        encode_messages(request.messages, options, codec, asker.limits, asker.unknown_fields, is_open=request.is_open)
+    )
 
 
 def _check_tools(tools: ToolUse, codec: TextCodec) -> None:

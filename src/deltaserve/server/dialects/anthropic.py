@@ -183,6 +183,7 @@ def _request(body: ConversationBody, turns: Turns) -> ChatRequest:
             None if body.output_config is None else body.output_config.effort, _thinking(body.thinking), "thinking"
         ),
         tools=_tools(body),
+        is_open=turns.messages[-1]["role"] == "assistant",
     )
 
 
@@ -213,9 +214,6 @@ def _turns(body: ConversationBody, asker: Asker) -> Turns:
         for number, block in enumerate(turn.content):
             one_of(read.kinds, block, f"{place}.content[{number}]")(block, f"{place}.content[{number}]")
         read.end()
-    if turns.messages[-1]["role"] == "assistant":
-        place = turns.places[-1]
-        raise unsupported(place, "the last message is the assistant's: an answer that is begun is not gone on with")
     return turns
 
 

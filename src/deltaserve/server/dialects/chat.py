@@ -86,6 +86,10 @@ class ChatBody(Common):
     """SGLang's: false shows reasoning when it is complete, in one piece."""
     include_reasoning: bool | None = None
     """vLLM's: false leaves reasoning out."""
+    continue_final_message: bool | None = None
+    """vLLM's: the answer goes on with the last message, which is the assistant's."""
+    add_generation_prompt: bool | None = None
+    """vLLM's: false leaves out what the template writes where an answer begins."""
     chat_template_kwargs: Annotated[dict[str, str | bool | int | float | None], at_most(MAX_OPTIONS)] | None = None
 
 
@@ -97,18 +101,23 @@ def _job(body: ChatBody, asker: Asker) -> Job:
     is_old = body.max_completion_tokens is None
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs is only allowed with logprobs")
+    is_open = bool(body.continue_final_message)
+    if is_open and body.add_generation_prompt:
+        raise invalid("add_generation_prompt", "continue_final_message goes on with a message: no other one begins")
+    options = template_options(body.reasoning_effort, body.chat_template_kwargs or {}, "chat_template_kwargs")
+    if body.add_generation_prompt is False:
+        options = {**options, "add_generation_prompt": False}
     request = ChatRequest(
         fields=body,
         messages=body.messages,
         max_tokens=body.max_tokens if is_old else body.max_completion_tokens,
         max_tokens_param="max_tokens" if is_old else "max_completion_tokens",
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        template_options=template_options(
-            body.reasoning_effort, body.chat_template_kwargs or {}, "chat_template_kwargs"
-        ),
+        template_options=options,
         tools=_tools(body, asker),
         tells_reasoning=body.separate_reasoning is not False,
         shown=_shown(body),
+        is_open=is_open,
     )
     return chat_job(request, asker, new_id("chatcmpl-"))
 

@@ -43,6 +43,14 @@ def _shaped(message: Message, needs: TemplateNeeds) -> Message:
     return shown
 
 
+def marked_end(messages: Sequence[Message]) -> tuple[list[Message], str]:
+    """The messages with a mark that nobody can guess behind the last one's text, and the mark."""
+    mark, last = f"\ue000{secrets.token_hex(12)}\ue002", messages[-1]
+    parts = _list_of(last.get("content"))
+    text = "".join(str(part["text"]) for part in parts) if parts else str(last.get("content") or "")
+    return [*messages[:-1], {**last, "content": text + mark}], mark
+
+
 def _list_of(value: object) -> list[Mapping[str, object]]:
     return value if isinstance(value, list) else []
 

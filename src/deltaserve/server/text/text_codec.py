@@ -18,14 +18,14 @@ from deltaserve.server.text.answers.answer_choice import Parsers, choose
 from deltaserve.server.text.answers.answer_reader import PromptEnd
 from deltaserve.server.text.answers.answer_syntax import Thinking
 from deltaserve.server.text.byte_coverage import check_coverage
-from deltaserve.server.text.conversation import LeftOut, left_out, new_short_id, shaped
+from deltaserve.server.text.conversation import LeftOut, left_out, marked_end, new_short_id, shaped
 from deltaserve.server.text.detokenize import Detokenizer, TokenBytes, decode_all
 from deltaserve.server.text.end_tokens import control_ids, end_ids
 from deltaserve.server.text.library_errors import library_errors
 from deltaserve.server.text.quoting_tokenizer import QuotingTokenizer, fast_ids
 from deltaserve.server.text.stop_filter import HiddenStops
-from deltaserve.server.text.template import PLAIN_CHAT, ChatTemplate, split_quoted
-from deltaserve.server.text.template_needs import Message
+from deltaserve.server.text.template import PLAIN_CHAT, ChatTemplate, Rendered, split_quoted
+from deltaserve.server.text.template_needs import Message, TemplateError
 from deltaserve.server.text.text_files import TemplateSource, TextFiles, read_files, read_template
 from deltaserve.server.text.tokenizer_fit import fitted
 
@@ -137,7 +137,23 @@ class TextCodec:
         that they are more than `most_tokens`.
         """
         assert self._template is not None, "checked by has_chat_template"
-        rendered = self._template.render(shaped(messages, self._template.needs), options)
+        return self._ids(self._template.render(shaped(messages, self._template.needs), options), most_tokens)
+
+    def encode_open_chat(
+        self, messages: Sequence[Message], options: Mapping[str, object], most_tokens: int | None = None
+    ) -> tuple[int, ...]:
+        """Ids of a conversation up to the end of its last message's text, which is to be gone on with. Raises as
+        `encode_chat` does."""
+        assert self._template is not None, "checked by has_chat_template"
+        shown, end = marked_end(messages)
+        shaped_messages = shaped(shown, self._template.needs)
+        rendered = self._template.render(shaped_messages, {**options, "add_generation_prompt": False})
+        text, *behind = rendered.text.split(end)
+        if len(behind) != 1:
+            raise TemplateError("the chat template does not show the last message as it is: it cannot be gone on with")
+        return self._ids(Rendered(text, rendered.quoted), most_tokens)
+
+    def _ids(self, rendered: Rendered, most_tokens: int | None) -> tuple[int, ...]:
         pieces = split_quoted(rendered, self._quoting.control)
         least = -(-sum(len(text) for text, _ in pieces) // self._table.longest)
         if most_tokens is not None and least > most_tokens:
