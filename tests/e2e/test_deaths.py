@@ -84,9 +84,11 @@ def busy(server: Server, role: str) -> str:
     return next(name for name, worker in server.workers().items() if worker["role"] == role and worker["rooms"])
 
 
-def stream_tokens(server: Api, prompt: list[int], max_tokens: int, on_token: Callable[[int], None]) -> list[int]:
+def stream_tokens(
+    server: Api, prompt: list[int], max_tokens: int, on_token: Callable[[int], None], **fields: object
+) -> list[int]:
     """Tokens of a stream; `on_token` hears how many there are so far. Raises RuntimeError for an error event."""
-    body = server.body(prompt, max_tokens=max_tokens, stream=True, return_token_ids=True)
+    body = server.body(prompt, max_tokens=max_tokens, stream=True, return_token_ids=True, **fields)
     tokens: list[int] = []
     with server.http.stream("POST", "/v1/completions", json=body) as reply:
         for line in reply.iter_lines():
@@ -160,6 +162,20 @@ def test_decode_killed_in_the_middle_of_a_stream(tiny_models: Path, pair: Server
     assert stream_tokens(pair, prompt, 600, killing(pair, "decode-0")) == undisturbed
     pair.wait_back("decode-0")
     assert_true(tiny_models / "llama", prompt, pair.complete(prompt, 4))
+
+
+def test_decode_killed_in_the_middle_of_an_answer_by_a_grammar(pair: Server) -> None:
+    """The next life replays what was delivered: the answer is valid, and the one that nobody disturbed."""
+    item = {"type": "object", "properties": {"é": {"enum": ["ja", "nein"]}, "n": {"type": "integer", "maximum": 99}}}
+    numbers = {**item, "required": ["é", "n"], "additionalProperties": False}
+    schema = {"type": "array", "items": {"anyOf": [numbers, {"type": "string", "maxLength": 8}]}, "minItems": 60}
+    wanted = {"json": {**schema, "maxItems": 61}, "disable_any_whitespace": True}
+    fields = {"structured_outputs": wanted, "temperature": 1.0, "seed": 7}
+    undisturbed = stream_tokens(pair, short_prompt(6), 3000, lambda count: None, **fields)
+    assert stream_tokens(pair, short_prompt(6), 3000, killing(pair, "decode-0"), **fields) == undisturbed
+    value = json.loads(bytes(token for token in undisturbed if token < 256).decode())
+    assert 60 <= len(value) <= 61
+    pair.wait_back("decode-0")
 
 
 @pytest.mark.parametrize("name", ["decode-0", "prefill-0"])

@@ -41,6 +41,7 @@ from deltaserve.model.drafts.draft_algorithm import with_head
 from deltaserve.model.fingerprint import model_fingerprint
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.shard_rules import ExpertPlacement
+from deltaserve.process.worker.grammars_ahead import GrammarsAhead
 from deltaserve.process.worker.member_thread import ExpertMember, group_errors
 from deltaserve.process.worker.plane_on_demand import PlaneOnDemand
 from deltaserve.process.worker.rank_group import GroupExecutor, RankProcesses
@@ -71,9 +72,10 @@ def build_worker(
     fingerprint = model_fingerprint(Path(spec.model_path))
     shard = Shard(0, spec.tp_size)
     collective = ALONE if ranks is None else _join(spec, shard, ranks.folder)
+    grammars = AnswerGrammars(lambda: TextCodec.load(Path(spec.model_path), spec.model_overrides).vocabulary())
     with group_errors():
         mesh = _join_group(spec)
-        executor = _load(spec, model, Partners(collective, mesh), progress)
+        executor = _load(spec, model, Partners(collective, mesh), progress, grammars)
         if mesh is not None:
             progress("waiting for the other members of its expert group")
             mesh.wait_for_all()
@@ -89,7 +91,8 @@ def build_worker(
     launcher = executor if computes_beside else None
     if launcher is not None:
         warm_up(lambda plan: launcher.launch(plan).wait(), _warm_up_of(spec), progress)
-    return WorkerParts(make_instance(config), several or executor, open_plane, member, launcher)
+    ahead = GrammarsAhead(grammars.compile)
+    return WorkerParts(make_instance(config), several or executor, open_plane, member, launcher, ahead)
 
 
 def build_rank(
@@ -125,7 +128,14 @@ def _join(spec: WorkerSpec, shard: Shard, folder: Path) -> Collective:
     return ProcessCollective.join(shard, meeting_point(folder), limit_s)
 
 
-def _load(spec: WorkerSpec, model: ModelSpec, partners: Partners, progress: Callable[[str], None]) -> TorchExecutor:
+def _load(
+    spec: WorkerSpec,
+    model: ModelSpec,
+    partners: Partners,
+    progress: Callable[[str], None],
+    grammars: AnswerGrammars | None = None,
+) -> TorchExecutor:
+    """`grammars`: for the rank that draws."""
     path, device = Path(spec.model_path), rank_device(spec.device, partners.collective.shard)
     progress(f"loading {path.name} ({spec.dtype.value}) on {device}")
     sizes = ExecutorSizes(
@@ -141,7 +151,7 @@ def _load(spec: WorkerSpec, model: ModelSpec, partners: Partners, progress: Call
         sharing=transport_kind(spec.transport).sharing,
         drafts=spec.drafts,
         quantization=spec.quantization,
-        grammars=AnswerGrammars(lambda: TextCodec.load(path, spec.model_overrides).vocabulary()),
+        grammars=grammars,
     )
     cache = model.cache_spec(spec.page_size, spec.kv_dtype, spec.state_dtype)
     return TorchExecutor.load(path, model, cache, sizes, device, spec.dtype, partners)

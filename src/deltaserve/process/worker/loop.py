@@ -25,6 +25,7 @@ from deltaserve.process.children.parent import Parent
 from deltaserve.process.links.block_link import BlockPublisher
 from deltaserve.process.links.ends import Socket
 from deltaserve.process.links.links import Links
+from deltaserve.process.worker.grammars_ahead import GrammarsAhead
 from deltaserve.process.worker.load_line import LoadLine
 from deltaserve.process.worker.quarantine import why_restart
 from deltaserve.process.worker.step_thread import Stepping
@@ -64,6 +65,7 @@ class Threads:
     answers: Mailbox[StepResult | Reports]
     blocks: BlockPublisher | None = None
     """Tells others what enters and leaves the cache; None: nobody does."""
+    grammars: GrammarsAhead | None = None
 
 
 class Loop:
@@ -152,7 +154,10 @@ class Loop:
             else:
                 yield answer
         for socket in readable:
-            yield from map(FrameIn, self._links.receive(socket))
+            for envelope in self._links.receive(socket):
+                if self._threads.grammars is not None:
+                    self._threads.grammars.hear(envelope.body)
+                yield FrameIn(envelope)
         yield from map(LinkBroken, self._links.take_broken())
         if self._num_stop_signals:
             self._drain(now)

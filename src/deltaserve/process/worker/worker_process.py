@@ -27,6 +27,7 @@ from deltaserve.process.children.terminal import say, start_log
 from deltaserve.process.links.block_link import BlockPublisher
 from deltaserve.process.links.links import Links
 from deltaserve.process.links.security import LinkSecurity
+from deltaserve.process.worker.grammars_ahead import GrammarsAhead
 from deltaserve.process.worker.launch_thread import LaunchThread
 from deltaserve.process.worker.loop import Loop, LoopOptions, Threads
 from deltaserve.process.worker.member_thread import ExpertMember, MemberThread
@@ -55,6 +56,7 @@ class WorkerParts:
     """Member of an expert group; None: the worker is in none."""
     launcher: Launcher | None = None
     """The executor, where its device computes beside the host."""
+    grammars: GrammarsAhead | None = None
 
 
 Build = Callable[[WorkerSpec, Boot, Callable[[str], None], RankProcesses | None], WorkerParts]
@@ -106,7 +108,7 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tup
         ranks.wait_ready()
     answers: Mailbox[StepResult | Reports] = Mailbox()
     step = _step_thread(parts, answers)
-    threads = Threads(step, TransferThread(parts.open_plane, answers), answers, _block_publisher(spec))
+    threads = Threads(step, TransferThread(parts.open_plane, answers), answers, _block_publisher(spec), parts.grammars)
     watchdog = Watchdog(spec.stuck_after_s)
     options = LoopOptions(
         drain_grace_s=spec.drain_grace_s,
