@@ -52,6 +52,14 @@ ACCEPTED = [
     ("decode", ["--nnodes", "1"]),
     ("prefill", ["--reasoning-parser", "gpt-oss"]),
     ("serve", ["--reasoning-parser=openai_gptoss", "--enable-reasoning"]),
+    *(
+        ("serve", ["--tool-call-parser", name, "--enable-auto-tool-choice"])
+        for name in ("qwen25", "qwen3_coder", "llama3")
+    ),
+    *(
+        ("serve", ["--reasoning-parser", name])
+        for name in ("deepseek-r1", "deepseek_r1", "qwen3", "minimax_m2", "gemma4")
+    ),
     ("router", ["--workers", "decode@localhost:1", "--dyn-reasoning-parser", "gpt_oss"]),
     ("prefill", ["--load-format", "auto"]),
     ("prefill", ["--disable-cuda-graph"]),

@@ -270,3 +270,21 @@ def test_what_is_shown_of_reasoning() -> None:
         found = [piece for part in ("<think>one", " two</think>", "yes") for piece in reader.push(part)]
         assert found + reader.flush() == wanted
         assert read(AnswerReading(how.spelling, str, None, {}, how.reasoning, shown), [text]) == merged(wanted)
+
+
+LONG: Mapping[str, str] = {
+    "hermes": '<tool_call>{"arguments": "' + "x" * 50_000,
+    "llama3_json": '{"name": "' + "x" * 50_000,
+    "qwen3_xml": "<tool_call>\n<function=get_weather>\n<parameter=city>\n" + "x" * 50_000,
+    "pythonic": "[get_weather(city=[" + "1," * 25_000 + ")" * 50,
+    "gemma": "<|tool_call>call:get_weather{where:" + "{a:" * 15_000,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_answers_say_the_same_a_character_at_a_time(name: str) -> None:
+    """What is held back for long is not looked through from its beginning with each character: that took minutes."""
+    how = reading(name, control=False)
+    reader = AnswerReader(how)
+    pieces = [piece for char in LONG[name] for piece in reader.push(char)] + reader.flush()
+    assert merged(pieces) == read(how, [LONG[name]])

@@ -293,15 +293,24 @@ class AnswerStream:
                 say(self.take())
                 return False
 
-    def json_string(self) -> Wait[str | None]:
-        """Read a JSON string, its quotes as well. None: there is none."""
-        while True:
-            found = _STRING.match(self._text, self._at)
-            if found is not None:
-                self._at = found.end()
-                return found[0]
-            if (yield from self.peek()) != '"' or not (yield from self.more()):
+    def json_string(self, most: int | None = None) -> Wait[str | None]:
+        """Read a JSON string of at most so many characters, its quotes as well. None: there is none."""
+        if (yield from self.peek()) != '"':
+            return None
+        size = 1
+        """Characters that are known to belong to it."""
+        while most is None or size <= most:
+            found = _INSIDE.match(self._text, self._at + size)
+            assert found is not None, "it matches nothing, too"
+            size = found.end() - self._at
+            if self._text[found.end() : found.end() + 1] == '"':
+                text = self._text[self._at : found.end() + 1]
+                self._at = found.end() + 1
+                return text
+            rest = self._text[found.end() :]
+            if rest not in ("", "\\") or not (yield from self.more()):
                 return None
+        return None
 
     def _plain(self, text: str) -> str:
         """Marks as the markers that they stand for."""
@@ -310,7 +319,6 @@ class AnswerStream:
         return _ANY_MARK.sub(lambda mark: self._texts.get(mark[0], mark[0]), text)
 
 
-_STRING = re.compile(r'"[^"\\\ud800-\udfff]*(?:\\[^\ud800-\udfff][^"\\\ud800-\udfff]*)*"')
 _INSIDE = re.compile(r'[^"\\\ud800-\udfff]*(?:\\[^\ud800-\udfff][^"\\\ud800-\udfff]*)*')
 """Characters of a string up to its end, or to an escape whose second half has not come."""
 _BETWEEN = re.compile(r"[\s\w+\-.,:]*", re.ASCII)

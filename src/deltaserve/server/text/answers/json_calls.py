@@ -44,15 +44,15 @@ def _head(stream: AnswerStream) -> Wait[str | None]:
     opened = "{"
     while (yield from stream.accept(opened)):
         yield from stream.skip()
-        key = yield from stream.json_string()
+        key = yield from stream.json_string(_MAX_NAME)
         yield from stream.skip()
         if key is None or not (yield from stream.accept(":")):
             return None
         yield from stream.skip()
         if key.strip('"') in _ARGUMENTS:
             return name
-        value = yield from stream.json_string()
-        if key not in _BEFORE or value is None or len(value) > _MAX_NAME:
+        value = yield from stream.json_string(_MAX_NAME)
+        if key not in _BEFORE or value is None:
             return None
         name = _text_of(value) if key == '"name"' else name
         yield from stream.skip()
