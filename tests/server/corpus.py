@@ -184,6 +184,10 @@ SHARED: list[Bad] = [
     ],
     ("bad_words", ["x", "two"], _U, "bad_words[1]"),
     ("bad_words", [""], _V, "bad_words[0]"),
+    ("allowed_token_ids", [], _V, None),
+    ("allowed_token_ids", [1, 272], _V, None),
+    ("allowed_token_ids", [-1], _V, None),
+    ("allowed_token_ids", ["a"], _V, "allowed_token_ids[0]"),
     ("bad_words", ["x"] * 301, _V, None),
     ("bad_words", "x", _V, None),
     ("return_tokens_as_token_ids", 1, _V, None),
@@ -200,7 +204,6 @@ SHARED: list[Bad] = [
             "lora_path": "x",
             "use_beam_search": True,
             "chat_template": "{{ 1 }}",
-            "allowed_token_ids": [1],
             "return_hidden_states": True,
         }.items()
     ],

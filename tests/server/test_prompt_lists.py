@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from deltaserve.model.answer_grammars import AnswerGrammars
 from deltaserve.server.sampling_fields import NEVER
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
@@ -83,6 +84,25 @@ async def test_a_word_of_one_token_is_never_drawn(codec: TextCodec) -> None:
     async with served(codec, engine, SETTINGS) as case:
         await case.client.post("/v1/completions", json=body)
     assert engine.opened[0].sampling.logit_bias == ((98, NEVER), (99, 1.0), (120, NEVER))
+
+
+async def test_only_some_tokens_are_drawn(codec: TextCodec) -> None:
+    """Ends are none of them unless they are named; a grammar of tokens does the rest."""
+    engine = OracleEngine()
+    async with served(codec, engine, SETTINGS) as case:
+        for ids in ([97, 99, 100, 101], [97, 99, 100, 101, *codec.eos_ids]):
+            body = {"prompt": "abc", "allowed_token_ids": ids, "max_tokens": 3}
+            assert (await case.client.post("/v1/completions", json=body)).status_code == 200
+    without, with_end = (generation.sampling for generation in engine.opened)
+    assert without.logit_bias == tuple((token, NEVER) for token in codec.eos_ids)
+    assert with_end.logit_bias == ()
+    assert "<[97,99-101]>" in str(without.grammar)
+    matcher = AnswerGrammars(codec.vocabulary).matcher(str(without.grammar))
+    for token in (101, 97, 97, 100):
+        mask = matcher.compute_bitmask()
+        allowed = {token for token in range(codec.vocab_size) if mask[token // 8] >> token % 8 & 1}
+        assert allowed - set(codec.eos_ids) == {97, 99, 100, 101}
+        assert matcher.consume_token(token)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

@@ -25,7 +25,7 @@ _EMPTY: tuple[object, ...] = (None, [], {}, "", False)
 _NEVER = """
     suffix functions function_call tools audio prediction web_search_options moderation documents chat_template
     continue_final_message echo mm_processor_kwargs image_data video_data audio_data images
-    structural_tag logits_processors custom_logit_processor allowed_token_ids
+    structural_tag logits_processors custom_logit_processor
     use_beam_search truncate_prompt_tokens return_hidden_states lora_path lora_request lora input_embeds
     prompt_embeds custom_params vllm_xargs session_params thinking token_ids_logprob
     text_token_ids_logprob stop_regex

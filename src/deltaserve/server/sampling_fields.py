@@ -3,7 +3,7 @@
 import hashlib
 import math
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -46,6 +46,8 @@ class SamplingFields(Body):
     min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     ignore_eos: bool | None = None
     logit_bias: Annotated[dict[str, float], at_most(MAX_LOGIT_BIAS)] | None = None
+    allowed_token_ids: Items[int] | None = None
+    """vLLM's: no other token is drawn, an end neither."""
     bad_words: Items[str] | None = None
     """vLLM's: words that an answer must not have. Of one token each: those are never drawn."""
     skip_special_tokens: bool | None = None
@@ -89,6 +91,7 @@ def resolve(
     stop_ids = _stop_ids(fields.stop_token_ids or [], vocab_size)
     ignores_ends = bool(fields.ignore_eos) and grammar is None
     top_k = 1 if fields.top_p == 0 else defaults.top_k if fields.top_k is None else fields.top_k
+    ends = stop_ids if ignores_ends else tuple(sorted({*stop_ids, *codec.eos_ids}))
     return SamplingParams(
         max_tokens=max(1, asked.max_tokens),  # 0 only scores the prompt: the token that comes with it is not shown
         seed=secrets.randbits(63) if fields.seed is None else fields.seed & UINT64_MASK,
@@ -99,8 +102,8 @@ def resolve(
         repetition_penalty=_given(fields.repetition_penalty, defaults.repetition_penalty),
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
-        logit_bias=_biases(fields, codec, vocab_size),
-        stop_token_ids=stop_ids if ignores_ends else tuple(sorted({*stop_ids, *codec.eos_ids})),
+        logit_bias=_biases(fields, codec, vocab_size, ends),
+        stop_token_ids=ends,
         min_tokens=fields.min_tokens or 0,
         logprobs=asked.logprobs,
         prompt_logprobs=asked.prompt_logprobs,
@@ -129,10 +132,21 @@ def _stop_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _biases(fields: SamplingFields, codec: TextCodec, vocab_size: int) -> tuple[tuple[int, float], ...]:
-    """What is added to logits, by token."""
+def _biases(
+    fields: SamplingFields, codec: TextCodec, vocab_size: int, ends: Sequence[int]
+) -> tuple[tuple[int, float], ...]:
+    """What is added to logits, by token. `ends`: tokens that end the answer; a grammar allows them all."""
     pairs = _logit_bias(fields.logit_bias or {}, vocab_size) | dict.fromkeys(_bad_tokens(fields, codec), NEVER)
+    if fields.allowed_token_ids is not None:
+        allowed = _allowed(fields.allowed_token_ids, vocab_size)
+        pairs |= dict.fromkeys((token for token in ends if token not in allowed), NEVER)
     return tuple(sorted(pairs.items()))
+
+
+def _allowed(ids: list[int], vocab_size: int) -> frozenset[int]:
+    if not ids or not all(0 <= token < vocab_size for token in ids):
+        raise invalid("allowed_token_ids", f"allowed_token_ids must be one or more ids in 0..{vocab_size - 1}")
+    return frozenset(ids)
 
 
 def _bad_tokens(fields: SamplingFields, codec: TextCodec) -> Iterator[int]:

@@ -7,8 +7,9 @@ on the event loop: `GrammarCheck` does that, on threads of its own.
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -113,6 +114,8 @@ def constraint_of(fields: ConstraintFields, other: Constraint | None = None) -> 
     found += _of_texts("ebnf", fields.ebnf, any_grammar)
     found += _of_texts("grammar", fields.grammar, any_grammar)
     found += _of_choices("guided_choice", fields.guided_choice)
+    if fields.allowed_token_ids:
+        found.append(Constraint("allowed_token_ids", tokens_grammar(fields.allowed_token_ids)))
     if len(found) > 1:
         names = f"{found[0].param} and {found[1].param}"
         raise invalid(found[1].param, f"{names} both say what the answer must be: give one of them")
@@ -172,6 +175,14 @@ def choice_grammar(choices: list[str]) -> str:
     """Grammar of some texts, one of which is the answer."""
     texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
     return lark_grammar(f"start: CHOICE\nCHOICE: {texts}")
+
+
+def tokens_grammar(ids: Sequence[int]) -> str:
+    """Grammar of any number of these tokens, whatever they spell."""
+    numbers = sorted(set(ids))
+    runs = (list(run) for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]))
+    ranges = (f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else str(run[0][1]) for run in runs)
+    return lark_grammar(f"start: allowed*\nallowed: <[{','.join(ranges)}]>")
 
 
 class GrammarCheck:
