@@ -156,6 +156,20 @@ async def test_the_model_is_told_of_the_tools() -> None:
     assert "get_weather" not in prompts[2]
 
 
+async def test_the_server_tells_how_it_reads_answers() -> None:
+    found = []
+    for template in (HERMES, LLAMA, NO_TOOLS, NO_FORMAT):
+        async with served(codec(template), says(""), SETTINGS) as case:
+            info = (await case.client.get("/model_info")).json()
+        found.append((info["shows_tools"], info["tool_call_parser"], info["reasoning_parser"] is not None))
+    assert found == [
+        (True, "hermes", True),
+        (True, "llama3_json", False),
+        (False, "hermes", True),
+        (True, None, True),
+    ]
+
+
 async def test_calls_that_must_not_be_are_content() -> None:
     async with served(codec(), says(PINGS), SETTINGS) as case:
         for fields in ({"tool_choice": "none"}, {"tools": None}):

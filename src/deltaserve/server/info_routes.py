@@ -25,6 +25,7 @@ from deltaserve.server.jobs import check_model
 from deltaserve.server.prompts import encode_text, read_ids
 from deltaserve.server.read import caller_of
 from deltaserve.server.replies import json_reply
+from deltaserve.server.text.answers.answer_choice import name_of
 
 _log = logging.getLogger("deltaserve.server")
 _PROBE_S = 20.0
@@ -83,6 +84,9 @@ async def model_info(front: Front, request: Request) -> Response:
             "vocab_size": text.vocab_size,
             "eos_token_ids": list(text.eos_ids),
             "has_chat_template": text.has_chat_template,
+            "shows_tools": text.shows_tools,
+            "tool_call_parser": name_of(text.answers.calls),
+            "reasoning_parser": name_of(text.answers.reasoning),
             "sampling_defaults": dataclasses.asdict(text.defaults),
             "max_context_len": limits.max_context_len if limits else None,
             "max_prompt_len": min(limits.max_prompt_len, limits.max_context_len - 1) if limits else None,

@@ -40,6 +40,11 @@ class AnswerChoice:
     spelling: Spelling = Spelling({}, {})  # noqa: RUF009  # frozen
 
 
+def name_of(each: AnswerSyntax | None) -> str | None:
+    """The branch of a format."""
+    return next((name for name, found in FORMATS.items() if found is each), None)
+
+
 def _format(branch: Branch) -> AnswerSyntax:
     found = load_branch(branch).FORMAT
     assert isinstance(found, AnswerSyntax)
