@@ -360,6 +360,22 @@ async def test_reasoning_between_tags(name: str) -> None:
     assert len(thoughts) <= 1 or name != "at once"
 
 
+@pytest.mark.parametrize(
+    ("begun", "text", "content", "reasoning"),
+    [
+        ("<think>I th", "ink</think>yes", "yes", "ink"),
+        ("<think>hm</think>", "yes", "yes", None),
+        ("The <b>", "ink</b>", "ink</b>", None),
+    ],
+)
+async def test_a_message_that_is_gone_on_with(begun: str, text: str, content: str, reasoning: str | None) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": begun}]
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    async with served(codec(), says(text), SETTINGS) as case:
+        (choice,) = (await ask(case, messages=messages, **fields))["choices"]
+    assert (choice["message"]["content"], choice["message"].get("reasoning_content")) == (content, reasoning)
+
+
 async def test_tokens_of_reasoning_are_counted() -> None:
     text = "<think>hm</think>yes"
     async with served(codec(), says(text), SETTINGS) as case:

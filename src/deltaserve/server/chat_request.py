@@ -111,7 +111,7 @@ def _constraint(request: ChatRequest, codec: TextCodec, prompt: Prompt) -> Const
         tools={} if calls is Calls.NONE else _schemas(tools),
         several=tools.is_parallel,
         content=None if own is None else own.grammar,
-        prompt_end=_prompt_end(answers.reasoning, codec, prompt),
+        prompt_end=_prompt_end(answers.reasoning, request, codec, prompt),
     )
     ids = {marker: token for marker, token in codec.control_ids.items() if marker in answers.spelling.spelled}
     grammar = answer_grammar(shape, answers.calls, answers.reasoning, ids)
@@ -156,7 +156,7 @@ def _text_options(text: TextOptions, request: ChatRequest, codec: TextCodec, pro
         tools=request.tools.callable,
         reasoning=reasoning,
         shown=request.shown,
-        prompt_end=_prompt_end(reasoning, codec, prompt),
+        prompt_end=_prompt_end(reasoning, request, codec, prompt),
     )
     return replace(text, reading=reading)
 
@@ -166,7 +166,13 @@ def _has_control(reasoning: AnswerSyntax | None, codec: TextCodec) -> bool:
     return reasoning is not None and any(marker in codec.control_ids for marker in reasoning.markers)
 
 
-def _prompt_end(reasoning: AnswerSyntax | None, codec: TextCodec, prompt: Prompt) -> PromptEnd:
-    if reasoning is None or reasoning.thinking is None:
+def _prompt_end(reasoning: AnswerSyntax | None, request: ChatRequest, codec: TextCodec, prompt: Prompt) -> PromptEnd:
+    """A message that is gone on with has reasoned, unless it is about to."""
+    thinking = None if reasoning is None else reasoning.thinking
+    if thinking is None:
         return PromptEnd.BEFORE
-    return codec.prompt_end(prompt.tokens, reasoning.thinking)
+    begun = request.messages[-1].content if request.is_open else None
+    if not isinstance(begun, str) or not begun.strip():
+        return codec.prompt_end(prompt.tokens, thinking)
+    _, marker, rest = begun.rpartition(thinking.begin)
+    return PromptEnd.INSIDE if marker and thinking.end not in rest else PromptEnd.BEHIND
