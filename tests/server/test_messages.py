@@ -160,6 +160,8 @@ async def test_thinking_is_the_templates_switch(agents: TextCodec, thinking: obj
         ({"type": "auto"}, 200, ""),
         ({"type": "auto", "disable_parallel_tool_use": True}, 200, ""),
         ({"type": "none"}, 200, ""),
+        ({"type": "any"}, 200, ""),
+        ({"type": "tool", "name": "find"}, 200, ""),
         ({"type": "tool"}, 400, "tool_choice.name"),
         ({"type": "tool", "name": "other"}, 400, "tool_choice"),
         ({"type": "sometimes"}, 400, "tool_choice.type"),
