@@ -174,3 +174,39 @@ def test_a_schema_that_nobody_relies_on_keeps_its_shape() -> None:
         "required": ["b"],
     }
     assert json.dumps(schema)
+
+
+ODD: Mapping[str, object] = {
+    "an unknown format": {"type": "string", "format": "xyz"},
+    "a pattern that looks ahead": {"type": "string", "pattern": "(?=a)b"},
+    "a path": {"$ref": "#/properties/x/items"},
+    "another document": {"$ref": "http://example.invalid/y"},
+    "nothing there": {"$ref": "#/$defs/Nope"},
+    "a circle": {"$ref": "#/$defs/R"},
+    "an old bound": {"type": "integer", "exclusiveMinimum": True},
+    "any": {"type": "any"},
+    "in capitals": {"type": "STRING"},
+    "types among others": {"type": ["string", "file"]},
+    "no values": {"enum": []},
+    "values of several types": {"enum": ["a", 1, None]},
+    "an old tuple": {"type": "array", "items": [{"type": "string"}]},
+    "true": True,
+    "false": False,
+    "a text": "string",
+    "null": None,
+    "required by itself": {"type": "object", "required": True},
+    "bounds that exclude each other": {"type": "array", "minItems": 3, "maxItems": 1},
+    "alternatives": {"anyOf": [{"type": "object", "properties": {"a": {"oneOf": [{"type": "string"}]}}}, 7]},
+}
+
+
+@pytest.mark.parametrize("branch", ["hermes", "qwen3_xml", "gemma", "pythonic", "llama3_json"])
+def test_odd_schemas_do_not_stand_in_the_way_of_a_call(branch: str) -> None:
+    tokenizer = byte_level((EOS,))
+    grammars = AnswerGrammars(lambda: AnswerVocabulary(tokenizer.to_str(), 257, (256,)))
+    recursive = {"R": {"type": "object", "properties": {"r": {"$ref": "#/$defs/R"}}}}
+    for name, odd in ODD.items():
+        tools = {"f": loosened({"type": "object", "properties": {"x": odd}, "$defs": recursive})}
+        grammar = answer_grammar(shape(Calls.MUST, tools=tools), FORMATS[branch], None, {})
+        assert grammar is not None
+        assert not grammars.matcher(grammar).is_error(), name

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deltaserve.server.text.answers.answer_stream import Tools
+from deltaserve.server.text.answers.typed_values import target_of
 
-_KEPT = frozenset({"type", "required", "enum", "const", "additionalProperties", "minItems", "maxItems"})
-"""Keywords that arguments keep to where the client asked for no more than a call."""
+_TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
 _INNER = frozenset({"properties", "$defs", "definitions"})
 _SCHEMAS = frozenset({"items", "additionalProperties"})
-_LISTS = frozenset({"anyOf", "allOf", "prefixItems"})
+_LISTS = {"anyOf": "anyOf", "oneOf": "anyOf", "allOf": "allOf", "prefixItems": "prefixItems"}
+_REFERENCES = ("#/$defs/", "#/definitions/")
 _SPACES = r"\x20"
 """White space between the parts of JSON: one blank or none, as templates write calls."""
 TEXT = "/(?s:.*)/"
@@ -108,16 +109,39 @@ class CallGrammar:
 
 
 def loosened(schema: Mapping[str, object]) -> dict[str, object]:
-    """The shape that a schema asks for: what a grammar may not be able to check is left out."""
+    """The shape that a schema asks for, for who asked for no more than a call: types, names, lists of values. What a
+    grammar may not be able to check, or is no schema, is left out."""
+    return _loosened(schema, schema)
+
+
+def _loosened(schema: Mapping[str, object], root: Mapping[str, object]) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in schema.items():
         if name in _INNER and isinstance(value, dict):
-            found[name] = {key: loosened(each) if isinstance(each, dict) else each for key, each in value.items()}
-        elif name in _SCHEMAS and isinstance(value, dict):
-            found[name] = loosened(value)
-        elif name in (*_LISTS, "oneOf") and isinstance(value, list):
-            parts = [loosened(each) if isinstance(each, dict) else each for each in value]
-            found["anyOf" if name == "oneOf" else name] = parts
-        elif name in _KEPT or (name == "$ref" and str(value).startswith("#")):
+            found[name] = {key: _any_loosened(each, root) for key, each in value.items()}
+        elif name in _SCHEMAS and isinstance(value, dict | bool):
+            found[name] = _any_loosened(value, root)
+        elif name in _LISTS and isinstance(value, list) and value:
+            found[_LISTS[name]] = [_any_loosened(each, root) for each in value]
+        elif _is_plain(name, value, root):
             found[name] = value
     return found
+
+
+def _any_loosened(schema: object, root: Mapping[str, object]) -> object:
+    return _loosened(schema, root) if isinstance(schema, dict) else schema is not False
+
+
+def _is_plain(name: str, value: object, root: Mapping[str, object]) -> bool:
+    """Whether a keyword is one that any grammar can check."""
+    match name:
+        case "type":
+            kinds = value if isinstance(value, list) and value else [value]
+            return all(isinstance(kind, str) and kind in _TYPES for kind in kinds)
+        case "required":
+            return isinstance(value, list) and all(isinstance(key, str) for key in value)
+        case "enum":
+            return isinstance(value, list) and bool(value)
+        case "$ref":
+            return isinstance(value, str) and value.startswith(_REFERENCES) and target_of(value, root) is not None
+    return name == "const"

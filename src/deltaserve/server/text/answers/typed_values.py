@@ -76,12 +76,12 @@ def _parts(schema: Schema, root: Schema) -> Iterator[Schema]:
         if not isinstance(part, dict):
             continue
         yield part
-        waiting += [_target(part.get("$ref"), root)]
+        waiting += [target_of(part.get("$ref"), root)]
         for name in ("anyOf", "oneOf", "allOf"):
             waiting += _listed(part.get(name))
 
 
-def _target(ref: object, root: Schema) -> object:
+def target_of(ref: object, root: Schema) -> object:
     """What `#/$defs/Name` stands for."""
     if not isinstance(ref, str) or not ref.startswith("#/"):
         return None
