@@ -84,6 +84,8 @@ async def test_blocks_of_an_answer(agents: TextCodec, answer: str) -> None:
     assert [_said(block) for block in whole["content"]] == BLOCKS[answer]
     assert (whole["type"], whole["role"], whole["model"]) == ("message", "assistant", MODEL)
     assert (whole["stop_reason"], whole["stop_sequence"]) == ("tool_use" if "call" in answer else "end_turn", None)
+    fields = {"text": {"text"}, "thinking": {"thinking", "signature"}, "tool_use": {"id", "name", "input"}}
+    assert all(block.keys() - {"type"} == fields[block["type"]] for block in whole["content"]), "strict clients"
     streamed = _put_together(told)
     assert [_said(block) for block in streamed] == BLOCKS[answer]
     assert [block.get("text") for block in streamed] == [block.get("text") for block in whole["content"]]

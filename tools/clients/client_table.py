@@ -10,6 +10,7 @@ that shows tools, prefill and decode apart. With names only those clients run, a
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,8 +38,12 @@ CLIENTS = {
     "openai-agents": ("openai-agents",),
     "pydantic-ai": ("pydantic-ai-slim[openai]",),
     "instructor": ("instructor",),
+    "node": ("openai", "@anthropic-ai/sdk", "ai", "@ai-sdk/openai", "@ai-sdk/anthropic", "zod"),
 }
-"""Client |-> what is installed for it; its checks are in with_NAME.py."""
+"""Client |-> what is installed for it; its checks are in with_NAME.py, those of Node's in with_node.mjs."""
+_NODE = "node"
+_SHOWN_OF_NODE = 3
+"""So many of its packages have their version in the table."""
 _HEAD = """# Clients
 
 What unmodified client libraries do with a server: the newest versions that the package index had, each in an
@@ -79,12 +84,16 @@ def main() -> int:
     unknown = set(arguments.names) - CLIENTS.keys()
     if unknown:
         parser.error(f"{', '.join(unknown)}: no client of {', '.join(CLIENTS)}")
-    names = arguments.names or list(CLIENTS)
-    pythons = {name: _environment(name, arguments.folder) for name in names}
+    names: list[str] = arguments.names or list(CLIENTS)
+    if shutil.which("npm") is None and _NODE in names:
+        names.remove(_NODE)
+        print("node is left out: there is no npm", flush=True)
+    for name in names:
+        _install(name, arguments.folder / name)
     rows: list[Row] = []
     with _serving(arguments.port, arguments.folder) as url:
-        for name, python in pythons.items():
-            rows.append(_checked(name, python, url))
+        for name in names:
+            rows.append(_checked(name, arguments.folder / name, url))
             print(rows[-1], flush=True)
     if not arguments.names and not arguments.print:
         lines = (f"- {row.client}: {', '.join(row.checks)}." for row in rows)
@@ -93,34 +102,47 @@ def main() -> int:
     return 1 if any(row.failed for row in rows) else 0
 
 
-def _environment(name: str, folder: Path) -> Path:
-    """The client's Python, made and filled where it is not there."""
-    place = folder / name
-    python = place / "bin" / "python"
-    if not python.exists():
-        print(f"installing {name}", flush=True)
+def _install(name: str, place: Path) -> None:
+    """Make the client's environment, or bring it up to date."""
+    print(f"installing {name}", flush=True)
+    if name == _NODE:
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(__file__).with_name("with_node.mjs"), place)
+        packages = [f"{package}@latest" for package in CLIENTS[name]]
+        subprocess.run(["npm", "install", "--silent", "--no-audit", *packages], check=True, cwd=place)
+        return
+    if not (place / "bin" / "python").exists():
         venv.create(place, with_pip=True)
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--upgrade", *CLIENTS[name]], check=True)
-    return python
+    argv = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--upgrade", *CLIENTS[name]]
+    subprocess.run(argv, check=True)
 
 
-def _checked(name: str, python: Path, url: str) -> Row:
-    """Run one client's checks. One that ends early has failed in the check it was at."""
+def _version(name: str, place: Path) -> str:
+    if name == _NODE:
+        shown = CLIENTS[name][:_SHOWN_OF_NODE]
+        files = [place / "node_modules" / package / "package.json" for package in shown]
+        numbers = [json.loads(file.read_text())["version"] for file in files]
+        return ", ".join(f"{package} {number}" for package, number in zip(shown, numbers, strict=True))
     code = f"from importlib.metadata import version; print(version({CLIENTS[name][0].partition('[')[0]!r}))"
-    version = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
-    module = f"tools.clients.with_{name.replace('-', '_')}"
-    env = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OPENAI_", "ANTHROPIC_"))
-    }
+    argv = [str(place / "bin" / "python"), "-c", code]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _checked(name: str, place: Path, url: str) -> Row:
+    """Run one client's checks. One that ends early has failed in the check it was at."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "OPENAI_", "ANTHROPIC_"))}
     env |= {"OPENAI_API_KEY": "none", "PYDANTIC_AI_DISABLE_TELEMETRY": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    argv = [str(python), "-m", module, url, MODEL]
-    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=_CLIENT_S, check=False)
+    module = f"tools.clients.with_{name.replace('-', '_')}"
+    program = ["node", "with_node.mjs"] if name == _NODE else [str(place / "bin" / "python"), "-m", module]
+    where = place if name == _NODE else ROOT
+    argv = [*program, url, MODEL]
+    done = subprocess.run(argv, cwd=where, env=env, capture_output=True, text=True, timeout=_CLIENT_S, check=False)
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"check"')]
     failed = [(each["check"], each["told"]) for each in told if each["told"] is not None]
     if done.returncode:
-        failed.append(("start", done.stderr.strip().splitlines()[-1][:200]))
+        failed.append(("start", (done.stderr.strip().splitlines() or ["no word"])[-1][:200]))
     checks = [each["check"] for each in told] + ["start"] * bool(done.returncode)
-    return Row(name, version, checks, failed)
+    return Row(name, _version(name, place), checks, failed)
 
 
 @contextmanager

@@ -411,7 +411,7 @@ def _block(part: AnswerPiece, text: str) -> Json:
         return {"type": "tool_use", "id": part.id, "name": part.name, "input": _object(text)}
     if isinstance(part, Reasoning):
         return {"type": "thinking", "thinking": text, "signature": ""}
-    return {"type": "text", "text": text, "citations": None}
+    return {"type": "text", "text": text}  # without citations: strict clients take no null
 
 
 def _object(text: str) -> object:
