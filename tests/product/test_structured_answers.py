@@ -24,6 +24,7 @@ from deltaserve.core.sampling import SamplingParams
 from deltaserve.server.structured_output import json_grammar
 from deltaserve.sim.process import Answer
 from tests.compute.executor.world import random_tokens
+from tests.fixtures.tiny_models import EAGLE3_HEAD, EAGLE3_MODEL
 from tests.fixtures.tiny_tokenizer import EOS_ID
 from tests.product.in_process import DECODE, UNIFIED, Pages, Product, Setup, member_name
 from tools.drawn_schemas import drawn_schema
@@ -141,4 +142,18 @@ def test_a_decode_worker_that_is_killed_in_the_middle(right: Reference, folder: 
     product.world.kill(dying)
     product.run_until(answers)
     right.check(answers)
+    product.close()
+
+
+def test_guesses_of_a_draft_head(tiny_models: Path) -> None:
+    """Those that the grammar refuses are not verified; how many were right changes nothing."""
+    folder = tiny_models / EAGLE3_MODEL
+    right = reference(folder, range(QUICK // 2))
+    roles = (Role.PREFILL, Role.DECODE)
+    product = Product(folder, 1, 1, setup=replaced(drafting=roles, draft_folder=tiny_models / EAGLE3_HEAD))
+    answers = asked(product, right.schemas)
+    product.run_until(answers)
+    right.check(answers)
+    totals = product.worker(DECODE).instance.parts.scheduler.steps.speculation.totals
+    assert 0 < totals.num_right < totals.num_verified
     product.close()
