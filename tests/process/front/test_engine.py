@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from contextvars import Context
 
 import msgspec
 import pytest
@@ -102,6 +103,40 @@ def test_a_stream_from_submit_to_finish() -> None:
             assert h["decode-0"].heard.count(submit) == 1
 
     asyncio.run(scenario())
+
+
+class _Opaque(asyncio.TimerHandle):
+    """uvloop's handle of a time that has passed does not tell the time."""
+
+    __slots__ = ()
+
+    def when(self) -> float:
+        raise AttributeError("when")
+
+
+class _OpaqueTimers(asyncio.SelectorEventLoop):
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: object, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = super().call_at(when, callback, *args, context=context)
+        timer.__class__ = _Opaque
+        return timer
+
+
+def test_a_loop_whose_timers_do_not_tell_their_time() -> None:
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h:
+            tasks = [h.collect(generation(number)) for number in range(3)]
+            for submit in await h["decode-0"].hears(Submit, 3):
+                h["decode-0"].tokens(submit.room, 0, [7])
+                h["decode-0"].finished(submit.room, 1)
+            for task in tasks:
+                deltas = await outcome(task)
+                assert isinstance(deltas, list)
+                assert [token for delta in deltas for token in delta.tokens] == [7]
+
+    with asyncio.Runner(loop_factory=_OpaqueTimers) as runner:
+        runner.run(scenario())
 
 
 def test_many_streams_at_once_each_get_their_own_tokens() -> None:

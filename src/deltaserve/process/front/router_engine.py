@@ -46,7 +46,9 @@ class RouterEngine:
         self._loop = asyncio.get_running_loop()
         self._links = AsyncLinks(links, self._on_envelope, self._on_broken)
         self._streams: dict[Room, Stream] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._due: float | None = None
+        """When `_timer` ticks. The handle may not tell: uvloop's for a time that has passed does not."""
         self._num_ticks = 0
         self._ticked_at = self._loop.time()
         self._num_errors = 0
@@ -194,7 +196,7 @@ class RouterEngine:
         except Exception:
             self._num_errors += 1
             _log.exception("bug: while handling a timer")
-            self._timer = self._loop.call_later(_AFTER_BUG_S, self._tick)
+            self._timer, self._due = self._loop.call_later(_AFTER_BUG_S, self._tick), None
         self._tell_changes()
         if not self._streams or self._num_ticks % _CHECK_EVERY_TICKS == 0:
             self._check()
@@ -252,7 +254,7 @@ class RouterEngine:
     def _set_timer(self) -> None:
         when = self._core.next_timer()
         if self._timer is not None:
-            if self._timer.when() == when:
+            if self._due == when:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(when, self._tick)
+        self._timer, self._due = self._loop.call_at(when, self._tick), when
