@@ -110,6 +110,9 @@ MESSAGES_ONLY: list[Bad] = [
     ("messages", [], _V, None),
     ("messages", "x", _V, None),
     ("messages", [7], _V, "messages[0]"),
+    ("messages", _said(), _V, "messages[0].content"),
+    ("messages", [_USER, *_said()], _V, "messages[1].content"),
+    ("messages", [{"role": "assistant", "content": []}], _V, None),
     ("messages", [{"role": "user"}], _M, "messages[0].content"),
     ("messages", [{"role": "tool", "content": "x"}], _V, "messages[0].role"),
     (

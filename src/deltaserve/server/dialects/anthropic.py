@@ -210,10 +210,14 @@ def _turns(body: ConversationBody, asker: Asker) -> Turns:
         if isinstance(turn.content, str):
             turns.add(place, role=turn.role, content=turn.content)
             continue
+        if not turn.content and turn.role == "user":
+            raise invalid(f"{place}.content", "a turn of the user has no blocks")
         read = _TurnBlocks(turns, turn.role, place, asker)
         for number, block in enumerate(turn.content):
             one_of(read.kinds, block, f"{place}.content[{number}]")(block, f"{place}.content[{number}]")
         read.end()
+    if not turns.messages:
+        raise invalid("messages", "no turn has any blocks")
     return turns
 
 
