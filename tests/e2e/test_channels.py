@@ -59,12 +59,13 @@ def test_reasoning_and_content_come_apart(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
     reply = server.http.post("/v1/chat/completions", json=body).json()
     [choice] = reply["choices"]
-    assert choice["message"] == {"role": "assistant", "content": "Hi!", "reasoning_content": "Um", "refusal": None}
+    reasoning = {"reasoning_content": "Um", "reasoning": "Um"}  # both names that clients read
+    assert choice["message"] == {"role": "assistant", "content": "Hi!", **reasoning, "refusal": None}
     assert (choice["finish_reason"], reply["usage"]["completion_tokens"]) == ("stop", len(ANSWER) - 1)
     with server.http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as stream:
         events = [line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: ")]
     deltas = [json.loads(event)["choices"][0]["delta"] for event in events if event != "[DONE]"]
-    for name in ("content", "reasoning_content"):
+    for name in ("content", *reasoning):
         assert "".join(delta.get(name, "") for delta in deltas) == choice["message"][name]
     said = {name: [place for place, delta in enumerate(deltas) if delta.get(name)] for name in choice["message"]}
     assert said["reasoning_content"][-1] <= said["content"][0], "equal where one event carries what came meanwhile"
