@@ -247,6 +247,13 @@ async def test_what_cannot_be_done_is_refused(name: str) -> None:
 
 
 STRICT = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+UNTYPED = [
+    {"type": "function", "function": {"name": "a", "parameters": {"x-own": 1}}},
+    {"type": "function", "function": {"name": "b", "strict": True, "parameters": {"properties": {}}}},
+    {"type": "function", "function": {"name": "c", "parameters": {"type": ["object", "null"]}}},
+    {"type": "function", "function": {"name": "d", "parameters": {"anyOf": [{"required": ["x"]}]}}},
+]
+"""Schemas by which arguments could be something else than an object."""
 CONSTRAINED: Mapping[str, tuple[str, dict[str, object], list[str], list[str]]] = {
     "required": (
         HERMES,
@@ -282,6 +289,12 @@ CONSTRAINED: Mapping[str, tuple[str, dict[str, object], list[str], list[str]]] =
         },
         ['hm</think>{"a": 1}'],
         ['{"a": 1}', "hm</think>yes"],
+    ),
+    "arguments are an object whatever the schema says": (
+        HERMES,
+        {"tool_choice": "required", "tools": UNTYPED},
+        [PINGS.replace("ping", name) for name in "abc"] + [PINGS.replace("ping", "d").replace("{}", '{"x": 1}')],
+        [PINGS.replace("ping", name).replace("{}", other) for name in "abcd" for other in ("true", "null", "[]")],
     ),
     "without markers": (
         LLAMA,

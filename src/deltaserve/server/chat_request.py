@@ -135,9 +135,10 @@ def _calls(tools: ToolUse, own: Constraint | None) -> Calls:
 
 
 def _schemas(tools: ToolUse) -> Mapping[str, Mapping[str, object]]:
-    """Schemas as arguments must satisfy them: whole where the client asked for it."""
+    """Schemas as arguments must satisfy them: whole where the client asked for it, and always of an object."""
     strict = {tool.name for tool in tools.tools if tool.is_strict}
-    return {name: schema if name in strict else loosened(schema) for name, schema in tools.callable.items()}
+    asked = {name: schema if name in strict else loosened(schema) for name, schema in tools.callable.items()}
+    return {name: {**schema, "type": "object"} for name, schema in asked.items()}
 
 
 def _text_options(text: TextOptions, request: ChatRequest, codec: TextCodec, prompt: Prompt) -> TextOptions:
