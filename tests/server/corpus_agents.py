@@ -144,6 +144,7 @@ MESSAGES_ONLY: list[Bad] = [
     ("metadata", {"user_id": 7}, _V, "metadata.user_id"),
     ("mcp_servers", [{"url": "http://x/"}], _U, None),
     ("container", "x", _U, None),
+    ("output_format", {"type": "json_schema", "schema": {"type": "object"}}, _U, None),
     ("output_config", {"format": {"type": "grammar"}}, _V, "output_config.format.type"),
     ("tools", [{"type": "web_search_20250305", "name": "web_search"}], _U, "tools[0].type"),
     ("tools", [{"name": "f"}], _M, "tools[0].input_schema"),

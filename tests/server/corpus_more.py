@@ -108,6 +108,8 @@ def bad_grammars() -> Iterator[tuple[Mapping[str, object], str, str]]:
     yield {"guided_json": {"enum": ["x" * 200_000]}}, _V, "guided_json"
     yield {"guided_json": {}, "regex": "a"}, _V, "regex"
     yield {"response_format": {"type": "json_object"}, "guided_choice": ["a"]}, _V, "guided_choice"
+    yield {"guided_choice": []}, _V, "guided_choice"
+    yield {"structured_outputs": {"choice": []}}, _V, nested + "choice"
     yield {"structured_outputs": {"regex": "a", "choice": ["a"]}}, _V, nested + "choice"
     yield {"structured_outputs": {"regexp": "a"}}, _V, nested + "regexp"
     yield {"structured_outputs": {"structural_tag": "{}"}}, _U, nested + "structural_tag"

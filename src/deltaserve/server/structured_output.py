@@ -245,8 +245,10 @@ def _of_texts(param: str, text: str | None, grammar: Callable[[str, str], str]) 
 
 
 def _of_choices(param: str, choices: list[str] | None) -> list[Constraint]:
-    if not choices:
+    if choices is None:
         return []
+    if not choices:
+        raise invalid(param, f"{param} is empty: no answer is among none")
     if len(choices) > MAX_CHOICES:
         raise invalid(param, f"{param} has {len(choices)} texts, at most {MAX_CHOICES} are allowed")
     return [Constraint(param, choice_grammar(choices))]

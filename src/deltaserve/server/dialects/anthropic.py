@@ -81,6 +81,8 @@ class ConversationBody(Body):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None
+    output_format: object = None
+    """What `output_config.format` was called in a beta."""
     cache_control: object = None
     """A hint, as it is in blocks: every prefix is kept and found again without one."""
     mcp_servers: object = None
@@ -175,6 +177,8 @@ def _request(body: ConversationBody, turns: Turns) -> ChatRequest:
     for name in ("mcp_servers", "container", "context_management"):
         if getattr(body, name) not in (None, [], {}):
             raise unsupported(name, f"{name} is not supported: nothing is run or compacted here")
+    if body.output_format is not None:
+        raise unsupported("output_format", "output_format is not supported: send output_config.format")
     return ChatRequest(
         fields=Common(),
         messages=turns.read(),
