@@ -69,7 +69,7 @@ def test_who_waits_for_workers(cause: Cause) -> None:
 def test_blame(reason: FailReason) -> None:
     """What a request did to itself, and honest shedding, count against nobody."""
     nobody = {"cancelled", "deadline_exceeded", "room_in_use", "bad_extent", "context_length_exceeded", "overloaded"}
-    nobody |= {"not_ready", "numerical_error", "compute_failed", "peer_fenced"}
+    nobody |= {"not_ready", "numerical_error", "compute_failed", "peer_fenced", "grammar_failed"}
     if reason.value in nobody:
         assert blame(reason) is None
     else:
