@@ -19,7 +19,7 @@ SOURCE = ROOT / "src" / "deltaserve"
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 _SECTIONS = (
     ("Start", ("quickstart", "when-does-it-pay", "troubleshooting", "not-there-yet")),
-    ("Operate", ("operations", "settings", "reliability", "dependencies")),
+    ("Operate", ("tools", "structured-output", "operations", "settings", "clients", "reliability", "dependencies")),
     ("Understand", ("architecture", "safety", "features", "performance")),
 )
 _CONF = """

@@ -14,12 +14,19 @@ from deltaserve.launch.compose import Checkpoint
 from deltaserve.launch.fronts import front_specs
 from deltaserve.launch.process_limits import require_threads
 from deltaserve.launch.restarts import RestartPolicy
-from deltaserve.launch.serve import check_front, front_spec, require_free_ports, speaker, tell_sampling
+from deltaserve.launch.serve import (
+    FrontText,
+    check_front,
+    front_spec,
+    parser_values,
+    require_free_ports,
+    speaker,
+    tell_sampling,
+)
 from deltaserve.launch.supervisor import Supervisor, SupervisorOptions
 from deltaserve.process.children.private_folder import private_folder
 from deltaserve.process.front.front_process import FrontWorker, front_child, run_front, write_front_spec
 from deltaserve.process.front.secrets import NO_CLUSTER_KEY, read_cluster_key
-from deltaserve.server.text.text_codec import SamplingDefaults
 from deltaserve.settings.config import Settings
 from deltaserve.settings.resolve import shared_auto_values
 from deltaserve.settings.rules import is_any, is_loopback
@@ -39,7 +46,7 @@ def run(settings: Settings) -> int:
     tell = speaker(settings)
     for note in prepared.checkpoint.notes:
         tell(note)
-    tell_sampling(prepared.sampling, tell)
+    tell_sampling(prepared.text.sampling, tell)
     fronts = front_specs(spec, settings)
     with private_folder(settings.process.state_dir) as folder:
         if len(fronts) == 1:
@@ -61,7 +68,9 @@ def front_name(settings: Settings) -> str:
 
 def rehearse(settings: Settings) -> dict[str, str]:
     """What auto came to, by field. Raises ConfigError as `run` does; whether ports are free is not looked at."""
-    return shared_auto_values(settings, prepare_router(settings).checkpoint.facts())
+    prepared = prepare_router(settings)
+    found = shared_auto_values(settings, prepared.checkpoint.facts())
+    return {**found, **parser_values(settings, prepared.text.parsers)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,7 @@ class PreparedRouter:
     """What the settings amount to, before anything is opened."""
 
     checkpoint: Checkpoint
-    sampling: SamplingDefaults
+    text: FrontText
     workers: tuple[FrontWorker, ...]
     secret_path: Path
 
@@ -83,8 +92,8 @@ def prepare_router(settings: Settings) -> PreparedRouter:
     secret_path = Path(settings.security.cluster_key_file).resolve()
     read_cluster_key(secret_path)
     checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
-    sampling = check_front(settings, checkpoint)
-    return PreparedRouter(checkpoint, sampling, tuple(map(_worker, settings.network.workers.split(","))), secret_path)
+    text = check_front(settings, checkpoint)
+    return PreparedRouter(checkpoint, text, tuple(map(_worker, settings.network.workers.split(","))), secret_path)
 
 
 def _worker(text: str) -> FrontWorker:

@@ -47,7 +47,7 @@ from deltaserve.process.front.secrets import read_api_keys, read_cluster_key
 from deltaserve.process.worker.worker_spec import WorkerSpec
 from deltaserve.server.settings import TlsFiles
 from deltaserve.server.sockets import check_certificate
-from deltaserve.server.text.answers.answer_choice import Parsers
+from deltaserve.server.text.answers.answer_choice import AUTO, NONE, Parsers, name_of
 from deltaserve.server.text.text_codec import SamplingDefaults, TextCodec
 from deltaserve.settings.config import Settings
 from deltaserve.settings.resolve import ResolvedConfig, auto_values, kv_bytes_per_token
@@ -133,8 +133,10 @@ def keep_logs(folder: Path) -> Path:
 
 def rehearse(settings: Settings) -> dict[str, str]:
     """What auto came to, by field. Raises ConfigError as `run` does; ports and log folder are not tried."""
-    *_, resolved = prepare(settings).resolved.values()
-    return auto_values(settings, resolved, "prefill and decode apart")
+    prepared = prepare(settings)
+    *_, resolved = prepared.resolved.values()
+    found = auto_values(settings, resolved, "prefill and decode apart")
+    return {**found, **parser_values(settings, prepared.text.parsers)}
 
 
 def as_resolved(spec: WorkerSpec) -> WorkerSpec:
@@ -174,7 +176,7 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     children += [front_child(spec, folder) for spec in fronts]
     if secret_path.parent == folder:  # made for this start: no user's, who may remove it
         children = [dataclasses.replace(child, files=(*child.files, secret_path)) for child in children]
-    return Deployment(tuple(children), resolved, api_url(settings.network), prepared.sampling, checkpoint.notes)
+    return Deployment(tuple(children), resolved, api_url(settings.network), prepared.text.sampling, checkpoint.notes)
 
 
 def _front_worker(spec: WorkerSpec) -> FrontWorker:
@@ -184,25 +186,40 @@ def _front_worker(spec: WorkerSpec) -> FrontWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class FrontText:
+    """What a front makes of a model's texts."""
+
+    sampling: SamplingDefaults
+    parsers: Parsers
+    """Formats of answers by name, also where auto was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """What the settings amount to, before anything is opened or started."""
 
     checkpoint: Checkpoint
     resolved: Mapping[Role, ResolvedConfig]
-    sampling: SamplingDefaults
+    text: FrontText
 
 
 def prepare(settings: Settings) -> Prepared:
     """Everything that can be found wrong by reading. Raises ConfigError."""
     checkpoint = open_checkpoint(settings)
     resolved = resolve_settings(settings, checkpoint)
-    sampling = check_front(settings, checkpoint)
+    text = check_front(settings, checkpoint)
     if settings.security.cluster_key_file is not None:
         read_cluster_key(Path(settings.security.cluster_key_file))
-    return Prepared(checkpoint, resolved, sampling)
+    return Prepared(checkpoint, resolved, text)
 
 
-def check_front(settings: Settings, checkpoint: Checkpoint) -> SamplingDefaults:
+def parser_values(settings: Settings, parsers: Parsers) -> dict[str, str]:
+    """Field |-> what it came to, of the formats that are "auto"."""
+    found = {"tool_call_parser": parsers.calls, "reasoning_parser": parsers.reasoning}
+    return {name: value for name, value in found.items() if getattr(settings.model, name) == AUTO}
+
+
+def check_front(settings: Settings, checkpoint: Checkpoint) -> FrontText:
     """What the front process reads itself: here it must only be right, and told. Raises ConfigError."""
     template = settings.model.chat_template
     codec = TextCodec.load(
@@ -216,7 +233,8 @@ def check_front(settings: Settings, checkpoint: Checkpoint) -> SamplingDefaults:
         check_certificate(TlsFiles(settings.network.ssl_certfile, settings.network.ssl_keyfile))
     if settings.security.api_key_file is not None:
         read_api_keys(Path(settings.security.api_key_file))
-    return codec.defaults
+    names = [name_of(each) or NONE for each in (codec.answers.calls, codec.answers.reasoning)]
+    return FrontText(codec.defaults, Parsers(*names))
 
 
 def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) -> FrontSpec:

@@ -337,6 +337,8 @@ def auto_values(settings: Settings, resolved: ResolvedConfig, mode: str) -> dict
         "attention_backend": ", or else ".join(resolved.attention),
         "disaggregation_transfer_backend": resolved.transfer_backend,
         "transfer_tls": resolved.transfer_tls or f"not read: {resolved.transfer_backend} has one way only",
+        "tool_call_parser": "not read: the front reads answers",
+        "reasoning_parser": "not read: the front reads answers",
     }
     if settings.memory.num_pages != "auto":
         found["mem_fraction_static"] = "not read: num-pages is given"
