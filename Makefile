@@ -31,7 +31,7 @@ docs: $(READY) ## The documentation as a site in out/site, built without a netwo
 check: $(READY) ## Format, lint, strict types, import law, security rules: what CI checks
 	@scripts/check
 
-test: $(READY) ## The checks, then all tests (20 to 25 minutes on 2 cores)
+test: $(READY) ## The checks, then all tests (half an hour on 2 cores)
 	@scripts/check
 	@scripts/test
 
