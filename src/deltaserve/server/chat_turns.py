@@ -1,7 +1,7 @@
 """Conversations in other words than those of chat completions: made into messages, and errors told in their words."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -84,12 +84,12 @@ def named_job(job: Job, name: Callable[[str], str]) -> Job:
     return replace(job, constraint=replace(job.constraint, param=name(job.constraint.param)))
 
 
-def one_of(kinds: Mapping[str, Callable[..., None]], value: Mapping[str, object], place: str) -> Callable[..., None]:
-    """What reads an object of this `type`. Raises ApiError 400 for one that there is none for."""
+def kind_of(value: Mapping[str, object], kinds: Collection[str], place: str) -> str:
+    """The `type` of an object. Raises ApiError 400 for one that is none of `kinds`."""
     kind = value.get("type")
     if not isinstance(kind, str):
         raise invalid(f"{place}.type", f"type must be one of {', '.join(kinds)}")
     if kind not in kinds:
         message = f"{kind[:40]!r} is not supported: {', '.join(kinds)} are, and nothing is fetched from a URL"
         raise ApiError(400, "unsupported", message, f"{place}.type")
-    return kinds[kind]
+    return kind

@@ -153,8 +153,7 @@ def lark_grammar(lark: str) -> str:
 
 def regex_grammar(regex: str, param: str) -> str:
     """Grammar of the texts that a pattern matches as a whole, with anchors or without."""
-    if len(regex.encode()) > MAX_GRAMMAR_BYTES:
-        raise invalid(param, f"{param} has {len(regex.encode())} bytes, at most {MAX_GRAMMAR_BYTES} are allowed")
+    _check_size(regex, param)
     try:
         return lark_grammar(f"start: /{regex_to_lark(regex)}/")
     except ValueError as error:
@@ -163,12 +162,18 @@ def regex_grammar(regex: str, param: str) -> str:
 
 def any_grammar(text: str, param: str) -> str:
     """A grammar in Lark, or in GBNF, as SGLang's `ebnf` and llama.cpp's `grammar` are."""
-    if len(text.encode()) > MAX_GRAMMAR_BYTES:
-        raise invalid(param, f"{param} has {len(text.encode())} bytes, at most {MAX_GRAMMAR_BYTES} are allowed")
+    _check_size(text, param)
     try:
         return lark_grammar(any_to_lark(text))
     except Exception as error:  # it is written by hand, and raises whatever comes: RecursionError, IndexError
         raise _unusable(param, str(error)) from error
+
+
+def _check_size(text: str, param: str) -> None:
+    """Before it is translated, which may take long."""
+    num_bytes = len(text.encode())
+    if num_bytes > MAX_GRAMMAR_BYTES:
+        raise invalid(param, f"{param} has {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES} are allowed")
 
 
 def choice_grammar(choices: list[str]) -> str:

@@ -1,8 +1,9 @@
 """What every dialect tells in the same numbers: cached tokens, times, log probabilities."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.core.wire.messages import Usage
 
 LOWEST_LOGPROB = -9999.0
@@ -64,6 +65,19 @@ def timings(index: int, usage: Usage) -> dict[str, object]:
         "drafted_tokens": usage.num_drafts,
         "accepted_tokens": usage.num_accepted,
     }
+
+
+def logprob_entries(
+    pairs: Iterable[tuple[int, TokenLogprobs]], label: Callable[[int], str], data: Callable[[int], bytes]
+) -> list[dict[str, object]]:
+    """Tokens with their logprobs as chats and responses have them. `label`: a token's text, `data`: its bytes."""
+
+    def entry(token: int, logprob: float) -> dict[str, object]:
+        return {"token": label(token), "logprob": finite(logprob), "bytes": list(data(token))}
+
+    return [
+        entry(token, value.logprob) | {"top_logprobs": [entry(*pair) for pair in value.top]} for token, value in pairs
+    ]
 
 
 def finite(logprob: float) -> float:

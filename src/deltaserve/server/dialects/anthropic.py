@@ -14,14 +14,14 @@ from deltaserve.core.wire.messages import FinishReason
 from deltaserve.server.api_errors import ApiError, ErrorShape, Json, closed_object, invalid, unsupported
 from deltaserve.server.body_fields import Body, BodyPart, Items, parse
 from deltaserve.server.chat_request import ChatRequest, chat_job, chat_prompt, template_options
-from deltaserve.server.chat_turns import Turns, named_job, one_of, place_of, read_part, told_by
+from deltaserve.server.chat_turns import Turns, kind_of, named_job, place_of, read_part, told_by
 from deltaserve.server.dialect import AnswerFormat, Dialect
 from deltaserve.server.front import Front
 from deltaserve.server.jobs import Asker, Common, Job, check_model, new_id
 from deltaserve.server.read import caller_of
 from deltaserve.server.replies import event, json_reply
 from deltaserve.server.routes import HttpRoute
-from deltaserve.server.text.answer_pieces import AnswerPiece, Arguments, CallBegins, Content, Reasoning
+from deltaserve.server.text.answer_pieces import AnswerPiece, Arguments, CallBegins, Content, Reasoning, arguments_of
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
 from deltaserve.server.tool_use import CallMode, FunctionTool, ToolUse, tool_use
@@ -63,7 +63,7 @@ class OutputConfig(BodyPart):
     format: OutputFormat | None = None
 
 
-class ToolChoice(BodyPart):
+class CallChoice(BodyPart):
     """Whether tools may or must be called."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -78,7 +78,7 @@ class ConversationBody(Body):
     messages: Items[dict[str, object]]
     system: str | Items[dict[str, object]] | None = None
     tools: Items[dict[str, object]] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: CallChoice | None = None
     thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None
     output_format: object = None
@@ -218,7 +218,8 @@ def _turns(body: ConversationBody, asker: Asker) -> Turns:
             raise invalid(f"{place}.content", "a turn of the user has no blocks")
         read = _TurnBlocks(turns, turn.role, place, asker)
         for number, block in enumerate(turn.content):
-            one_of(read.kinds, block, f"{place}.content[{number}]")(block, f"{place}.content[{number}]")
+            where = f"{place}.content[{number}]"
+            read.kinds[kind_of(block, read.kinds, where)](block, where)
         read.end()
     if not turns.messages:
         raise invalid("messages", "no turn has any blocks")
@@ -231,13 +232,9 @@ def _texts(content: str | Sequence[Mapping[str, object]], place: str) -> object:
         return content
     texts = []
     for number, block in enumerate(content):
-        one_of({"text": _is_text}, block, f"{place}[{number}]")
+        kind_of(block, ("text",), f"{place}[{number}]")
         texts.append({"type": "text", "text": read_part(TextBlock, block, f"{place}[{number}]").text})
     return texts
-
-
-def _is_text() -> None:
-    """Nothing is to be done."""
 
 
 class _TurnBlocks:
@@ -299,10 +296,10 @@ def _tools(body: ConversationBody) -> ToolUse:
     tools: list[FunctionTool] = []
     for index, given in enumerate(body.tools or ()):
         place = f"tools[{index}]"
-        one_of({"custom": _is_text}, {**given, "type": given.get("type") or "custom"}, place)
+        kind_of({**given, "type": given.get("type") or "custom"}, ("custom",), place)
         read = read_part(ToolEntry, given, place)
         tools.append(FunctionTool(read.name, read.description, read.input_schema, bool(read.strict)))
-    choice = body.tool_choice or ToolChoice(type="auto")
+    choice = body.tool_choice or CallChoice(type="auto")
     if choice.type == "tool" and choice.name is None:
         raise invalid("tool_choice.name", "tool_choice.name is required", "missing_required_parameter")
     mode = {"auto": CallMode.AUTO, "none": CallMode.NONE}.get(choice.type, CallMode.REQUIRED)
@@ -406,10 +403,9 @@ def _ending(piece: TextPiece) -> Json:
 
 def _blocks(piece: TextPiece) -> Iterator[Json]:
     """The blocks of a whole answer."""
-    for number, part in enumerate(piece.parts):
+    for part in piece.parts:
         if isinstance(part, CallBegins):
-            own = (each for each in piece.parts[number:] if isinstance(each, Arguments) and each.index == part.index)
-            yield _block(part, "".join(each.text for each in own))
+            yield _block(part, arguments_of(part, piece.parts))
         elif not isinstance(part, Arguments):
             yield _block(part, part.text)
 

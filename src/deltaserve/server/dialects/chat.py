@@ -14,11 +14,11 @@ from deltaserve.server.dialect import Dialect
 from deltaserve.server.jobs import Asker, Common, Job, Sample, check_model, new_id
 from deltaserve.server.openai_format import OpenAiFormat
 from deltaserve.server.sampling_fields import MAX_LOGPROBS
-from deltaserve.server.text.answer_pieces import Arguments, CallBegins
+from deltaserve.server.text.answer_pieces import Arguments, CallBegins, arguments_of
 from deltaserve.server.text.answers.answer_reader import ShowReasoning
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.tool_use import CallMode, FunctionTool, ToolUse, tool_use
-from deltaserve.server.usage import finite
+from deltaserve.server.usage import logprob_entries
 
 
 class FunctionDefinition(MessagePart):
@@ -179,18 +179,8 @@ class ChatFormat(OpenAiFormat):
         return super().finish_reason(piece)
 
     def logprobs(self, sample: Sample, piece: TextPiece, *, is_first: bool) -> Json:
-        entries = [
-            self._entry(token, value.logprob) | {"top_logprobs": [self._entry(*pair) for pair in value.top]}
-            for token, value in zip(piece.tokens, piece.logprobs, strict=True)
-        ]
-        return {"content": entries, "refusal": None}
-
-    def _entry(self, token: int, logprob: float) -> Json:
-        return {
-            "token": self._label(token),
-            "logprob": finite(logprob),
-            "bytes": list(self._codec.token_bytes(token)),
-        }
+        pairs = zip(piece.tokens, piece.logprobs, strict=True)
+        return {"content": logprob_entries(pairs, self._label, self._codec.token_bytes), "refusal": None}
 
 
 def _reasoning(piece: TextPiece) -> Json:
@@ -203,12 +193,8 @@ def _calls(piece: TextPiece) -> Iterator[Json]:
     """The calls of a whole answer."""
     for begun in piece.parts:
         if isinstance(begun, CallBegins):
-            own = (part.text for part in piece.parts if isinstance(part, Arguments) and part.index == begun.index)
-            yield {
-                "id": begun.id,
-                "type": "function",
-                "function": {"name": begun.name, "arguments": "".join(own)},
-            }
+            arguments = arguments_of(begun, piece.parts)
+            yield {"id": begun.id, "type": "function", "function": {"name": begun.name, "arguments": arguments}}
 
 
 def _call_delta(part: CallBegins | Arguments) -> Json:

@@ -9,7 +9,7 @@ from deltaserve.core.wire.messages import FinishReason
 from deltaserve.server.api_errors import ApiError, Json, invalid, unsupported
 from deltaserve.server.body_fields import BodyPart, Items, at_most, parse
 from deltaserve.server.chat_request import MAX_OPTIONS, ChatRequest, chat_job, template_options
-from deltaserve.server.chat_turns import Turns, named_job, one_of, place_of, read_part, told_by
+from deltaserve.server.chat_turns import Turns, kind_of, named_job, place_of, read_part, told_by
 from deltaserve.server.dialect import AnswerFormat, Dialect
 from deltaserve.server.jobs import Asker, Common, Job, check_model, new_id
 from deltaserve.server.replies import event
@@ -18,7 +18,7 @@ from deltaserve.server.text.answer_pieces import AnswerPiece, Arguments, CallBeg
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
 from deltaserve.server.tool_use import CallMode, FunctionTool, ToolUse, tool_use
-from deltaserve.server.usage import Counted, cached_len, finite
+from deltaserve.server.usage import Counted, cached_len, logprob_entries
 
 _LOGPROBS = "message.output_text.logprobs"
 _NAMES = {"messages": "input", "response_format.json_schema": "text.format", "response_format": "text.format"}
@@ -204,7 +204,7 @@ def _turns(body: ResponsesBody) -> Turns:
         raise invalid("input", "input is empty")
     for index, item in enumerate(body.input):
         kinded = item if item.get("type") or "role" not in item else {**item, "type": "message"}
-        one_of(_ITEMS, kinded, f"input[{index}]")(turns, item, f"input[{index}]")
+        _ITEMS[kind_of(kinded, _ITEMS, f"input[{index}]")](turns, item, f"input[{index}]")
     return turns
 
 
@@ -264,31 +264,31 @@ class FunctionToolEntry(BodyPart):
     strict: bool | None = None
 
 
-class AllowedTool(BodyPart):
+class AllowedFunction(BodyPart):
     """A function by its name."""
 
     type: Literal["function"]
     name: str
 
 
-class AllowedTools(BodyPart):
+class AllowedFunctions(BodyPart):
     """Some of the tools."""
 
     mode: Literal["auto", "required"]
-    tools: Items[AllowedTool]
+    tools: Items[AllowedFunction]
 
 
 def _tools(body: ResponsesBody) -> ToolUse:
     tools: list[FunctionTool] = []
     for index, given in enumerate(body.tools or ()):
-        one_of(_TOOLS, given, f"tools[{index}]")
+        kind_of(given, _TOOLS, f"tools[{index}]")
         read = read_part(FunctionToolEntry, given, f"tools[{index}]")
         tools.append(FunctionTool(read.name, read.description, read.parameters, bool(read.strict)))
     mode, only = _choice(body.tool_choice)
     return tool_use(tools, mode, only, is_parallel=body.parallel_tool_calls is not False)
 
 
-_TOOLS = {"function": _call}
+_TOOLS = ("function",)
 """Kinds of tools; those that OpenAI's servers call themselves are none of them."""
 
 
@@ -300,9 +300,9 @@ def _choice(choice: str | Mapping[str, object] | None) -> tuple[CallMode | None,
             raise invalid("tool_choice", f"tool_choice must be one of {', '.join(modes)}, or an object")
         return (CallMode(choice) if choice else None), None
     if choice.get("type") == "function":
-        return CallMode.REQUIRED, [read_part(AllowedTool, choice, "tool_choice").name]
+        return CallMode.REQUIRED, [read_part(AllowedFunction, choice, "tool_choice").name]
     if choice.get("type") == "allowed_tools":
-        allowed = read_part(AllowedTools, choice, "tool_choice")
+        allowed = read_part(AllowedFunctions, choice, "tool_choice")
         return CallMode(allowed.mode), [tool.name for tool in allowed.tools]
     raise unsupported("tool_choice.type", "of objects, function and allowed_tools are supported")
 
@@ -389,14 +389,7 @@ class ResponsesFormat(AnswerFormat):
         if not _wants_logprobs(self._fields):
             return []
         pairs = list(zip(piece.tokens, piece.logprobs, strict=True))[piece.num_reasoning :]
-        return [
-            self._entry(token, value.logprob) | {"top_logprobs": [self._entry(*pair) for pair in value.top]}
-            for token, value in pairs
-        ]
-
-    def _entry(self, token: int, logprob: float) -> Json:
-        label, data = self._codec.token_label(token), self._codec.token_bytes(token)
-        return {"token": label, "logprob": finite(logprob), "bytes": list(data)}
+        return logprob_entries(pairs, self._codec.token_label, self._codec.token_bytes)
 
     def _at_end(self, counted: Counted) -> Json:
         count = counted[0]

@@ -40,6 +40,11 @@ class Arguments:
 AnswerPiece = Content | Reasoning | CallBegins | Arguments
 
 
+def arguments_of(call: CallBegins, pieces: Sequence[AnswerPiece]) -> str:
+    """All that `pieces` hold of a call's arguments."""
+    return "".join([each.text for each in pieces if isinstance(each, Arguments) and each.index == call.index])
+
+
 def merged(pieces: Sequence[AnswerPiece]) -> tuple[AnswerPiece, ...]:
     """The same answer, neighbouring texts of one kind joined: as many pieces as there are changes."""
     if len(pieces) < 2:
