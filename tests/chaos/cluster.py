@@ -23,7 +23,7 @@ from deltaserve.launch.serve import cluster_secret, front_spec
 from deltaserve.process.children.child import Child, ChildSpec
 from deltaserve.process.children.log_file import LogFile
 from deltaserve.process.children.notices import PeerDown, Ready, Welcome
-from deltaserve.process.front.front_process import FrontWorker, front_child
+from deltaserve.process.front.front_spec import FrontWorker, front_child
 from deltaserve.process.worker.worker_spec import WorkerSpec
 from deltaserve.settings.config import DisaggregationSettings, MemorySettings, ModelSettings, NetworkSettings, Settings
 from deltaserve.settings.config import SchedulingSettings as Scheduling

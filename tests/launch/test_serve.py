@@ -23,7 +23,7 @@ from deltaserve.launch.serve import (
     tell_resolved,
     tell_sampling,
 )
-from deltaserve.process.front.front_process import FrontSpec
+from deltaserve.process.front.front_spec import FrontSpec
 from deltaserve.process.worker.worker_spec import read_spec
 from deltaserve.settings.config import Settings
 from tests.layer_parts import moe_of

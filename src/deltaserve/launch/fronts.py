@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from deltaserve.process.front.front_process import FrontSpec
+from deltaserve.process.front.front_spec import FrontSpec
 from deltaserve.settings.config import Settings
 from deltaserve.settings.rules import is_loopback
 

@@ -25,7 +25,8 @@ from deltaserve.launch.serve import (
 )
 from deltaserve.launch.supervisor import Supervisor, SupervisorOptions
 from deltaserve.process.children.private_folder import private_folder
-from deltaserve.process.front.front_process import FrontWorker, front_child, run_front, write_front_spec
+from deltaserve.process.front.front_process import run_front
+from deltaserve.process.front.front_spec import FrontWorker, front_child, write_front_spec
 from deltaserve.process.front.secrets import NO_CLUSTER_KEY, read_cluster_key
 from deltaserve.settings.config import Settings
 from deltaserve.settings.resolve import shared_auto_values

@@ -42,7 +42,7 @@ from deltaserve.process.children.child_events import AllReady, ChildEvent
 from deltaserve.process.children.exits import Exit
 from deltaserve.process.children.private_folder import private_folder
 from deltaserve.process.children.terminal import Say, say, say_in_json
-from deltaserve.process.front.front_process import FrontSpec, FrontWorker, front_child
+from deltaserve.process.front.front_spec import FrontSpec, FrontWorker, front_child
 from deltaserve.process.front.secrets import read_api_keys, read_cluster_key
 from deltaserve.process.worker.worker_spec import WorkerSpec
 from deltaserve.server.settings import TlsFiles

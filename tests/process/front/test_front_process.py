@@ -3,7 +3,8 @@
 from deltaserve.control.front.events import Member
 from deltaserve.core.ids import PeerName, Role
 from deltaserve.process.children.notices import PeerUp
-from deltaserve.process.front.front_process import FrontWorker, members_of
+from deltaserve.process.front.front_process import members_of
+from deltaserve.process.front.front_spec import FrontWorker
 
 PREFILL = FrontWorker(name="prefill-0", role=Role.PREFILL)
 DECODE = FrontWorker(name="decode-0", role=Role.DECODE, url="tcp://10.0.0.2:8998")

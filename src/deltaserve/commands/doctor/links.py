@@ -8,7 +8,7 @@ import zmq
 
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.findings import Level, Line
-from deltaserve.process.front.front_process import FrontWorker
+from deltaserve.process.front.front_spec import FrontWorker
 from deltaserve.process.links.ends import Change, Dialer
 from deltaserve.process.links.limits import LinkLimits
 from deltaserve.process.links.security import LinkSecurity

@@ -14,18 +14,17 @@ from prometheus_client import disable_created_metrics
 
 from deltaserve.control.front.events import FrontConfig, Member
 from deltaserve.core.errors import ConfigError, one_line
-from deltaserve.core.ids import Boot, PeerName, Role
-from deltaserve.core.sampling import SamplingSource
+from deltaserve.core.ids import Boot, PeerName
 from deltaserve.process.children.boots import new_boot
-from deltaserve.process.children.child import ChildSpec, Kind
 from deltaserve.process.children.child_events import Stopping
 from deltaserve.process.children.exits import Exit, Watchdog, end_process, leave
 from deltaserve.process.children.interrupts import stop_signals
 from deltaserve.process.children.notices import PeerDown, PeerHalted, PeerUp
 from deltaserve.process.children.parent import Parent
 from deltaserve.process.children.shortage import telling_shortage
-from deltaserve.process.children.terminal import LogSpec, Say, say, say_in_json, start_log
+from deltaserve.process.children.terminal import Say, say, say_in_json, start_log
 from deltaserve.process.front.event_loop import loop_factory
+from deltaserve.process.front.front_spec import FrontSpec, FrontWorker
 from deltaserve.process.front.router_engine import RouterEngine
 from deltaserve.process.front.secrets import read_api_keys, read_cluster_key
 from deltaserve.process.links.links import Links
@@ -34,84 +33,12 @@ from deltaserve.server.app import create_app
 from deltaserve.server.heap import return_large_blocks
 from deltaserve.server.listening import Listening, serve
 from deltaserve.server.settings import HttpLimits, ServerSettings, StreamTimes, TlsFiles
-from deltaserve.server.text.answers.answer_choice import AUTO, Parsers
+from deltaserve.server.text.answers.answer_choice import Parsers
 from deltaserve.server.text.text_codec import TextCodec
 
 _READY_POLL_S = 0.05
 _LIFE_S = 0.5
 _STUCK_AFTER_S = 10
-
-
-class FrontWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A worker the front dials: where it is told to, or where the supervisor says that the worker listens."""
-
-    name: str
-    role: Role
-    url: str | None = None
-    """Where the worker listens; None: the supervisor will say."""
-    group: str | None = None
-    """Name of the expert group that the worker is in; None: in none."""
-
-
-class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a front process is told: resolved and checked by the command line."""
-
-    name: str = "front"
-    """Name as the workers know it: no two fronts of the same workers may share one."""
-    model_path: str
-    model_overrides: str | None = None
-    given_path: str | None
-    """The model's folder as the command line names it: clients may call the model by it."""
-    model_names: tuple[str, ...]
-    """The first is what answers call the model."""
-    fingerprint: str
-    kv_bytes_per_token: float
-    secret_path: str
-    host: str
-    port: int
-    admin_host: str | None
-    admin_port: int | None
-    api_key_file: str | None
-    max_queue: int
-    allowed_hosts: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
-    uds: str | None = None
-    ssl_certfile: str | None = None
-    ssl_keyfile: str | None = None
-    chat_template: str | None = None
-    tool_call_parser: str = AUTO
-    reasoning_parser: str = AUTO
-    max_connections_per_address: int | None
-    default_max_tokens: int | None
-    sampling_defaults: SamplingSource
-    stream_interval: int
-    default_deadline_s: float
-    slow_reader_s: float
-    grace_s: float
-    log: LogSpec
-    curve: bool = False
-    conditional_prefill: bool = False
-    metrics_names: tuple[str, ...] = ()
-    shows_metrics: bool = False
-    """Whether metrics need no key."""
-    num_fronts: int = 1
-    """Processes that listen on the API's port."""
-    workers: tuple[FrontWorker, ...] = ()
-
-
-def front_child(spec: FrontSpec, folder: Path) -> ChildSpec:
-    """The front process of this machine, for the supervisor."""
-    path = write_front_spec(spec, folder)
-    argv = (sys.executable, "-m", "deltaserve.process.front.front_process", str(path))
-    env = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    return ChildSpec(spec.name, argv, Kind.FRONT, env, (path,))
-
-
-def write_front_spec(spec: FrontSpec, folder: Path) -> Path:
-    path = folder / f"{spec.name.replace('/', '_')}.json"
-    path.touch(mode=0o600)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=2))
-    return path
 
 
 def run_front(path: Path, parent: Parent | None) -> Exit:
