@@ -27,8 +27,8 @@ _NEVER = """
     continue_final_message echo mm_processor_kwargs image_data video_data audio_data images
     structural_tag logits_processors custom_logit_processor
     use_beam_search truncate_prompt_tokens return_hidden_states lora_path lora_request lora input_embeds
-    prompt_embeds custom_params vllm_xargs session_params thinking token_ids_logprob
-    text_token_ids_logprob stop_regex
+    prompt_embeds custom_params vllm_xargs session_params thinking thinking_budget
+    thinking_token_budget token_ids_logprob text_token_ids_logprob stop_regex
 """
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(_NEVER.split(), _EMPTY),

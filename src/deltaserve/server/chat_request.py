@@ -9,12 +9,13 @@ from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, compose
 from deltaserve.server.prompts import Prompt
 from deltaserve.server.sampling_fields import EndpointFields
 from deltaserve.server.structured_output import Constraint, constraint_of, without_constraints
-from deltaserve.server.text.answers.answer_grammar import AnswerShape, Calls, answer_grammar
+from deltaserve.server.text.answers.answer_grammar import AnswerShape, Calls, answer_grammar, can_bound
 from deltaserve.server.text.answers.answer_reader import AnswerReading, PromptEnd, ShowReasoning
 from deltaserve.server.text.answers.answer_syntax import AnswerSyntax
 from deltaserve.server.text.answers.call_grammar import loosened
 from deltaserve.server.text.sample_text import TextOptions
 from deltaserve.server.text.text_codec import TextCodec
+from deltaserve.server.thinking import ReasoningLimit
 from deltaserve.server.tool_use import CallMode, ToolUse
 
 RESERVED_OPTIONS = frozenset(
@@ -40,6 +41,8 @@ class ChatRequest:
     """Made by `template_options`."""
     tools: ToolUse = field(default_factory=ToolUse)
     """Made by `tool_use.tool_use`."""
+    most_reasoning: ReasoningLimit | None = None
+    """None: the model reasons as long as it likes."""
     tells_reasoning: bool = True
     """Whether reasoning is told apart; otherwise it stays in the content with its markers."""
     shown: ShowReasoning = ShowReasoning.AS_IT_COMES
@@ -68,7 +71,7 @@ def chat_job(request: ChatRequest, asker: Asker, job_id: str) -> Job:
     limit = OutputLimit(asker.limits, "messages", param, request.max_tokens, default)
     prompt = chat_prompt(request, asker)
     asked = EndpointFields(limit.resolve(prompt), request.logprobs, request.fields.prompt_logprobs)
-    constraint = _constraint(request, asker.codec, prompt)
+    constraint = _constraint(request, asker.codec, prompt, asked.max_tokens)
     job = compose(without_constraints(request.fields), asker, [prompt], [asked], job_id, constraint)
     return replace(job, text=_text_options(job.text, request, asker.codec, prompt))
 
@@ -97,32 +100,44 @@ def _check_tools(tools: ToolUse, codec: TextCodec) -> None:
         raise ApiError(400, "unsupported", text, "tools")
 
 
-def _constraint(request: ChatRequest, codec: TextCodec, prompt: Prompt) -> Constraint | None:
+def _constraint(request: ChatRequest, codec: TextCodec, prompt: Prompt, max_tokens: int) -> Constraint | None:
     """What the answer must be: calls that are required, or are strict; the content that the request asks for; reasoning
-    before either. Raises ApiError 400 where it cannot be had."""
+    before either, no longer than it may be. Raises ApiError 400 where it cannot be had."""
     own, tools, answers = constraint_of(request.fields), request.tools, codec.answers
     calls = _calls(tools, own)
-    if calls is Calls.NONE and (own is None or answers.reasoning is None):
+    prompt_end = _prompt_end(answers.reasoning, request, codec, prompt)
+    limit = _limit(request, codec, prompt_end, max_tokens)
+    if calls is Calls.NONE and limit is None and (own is None or answers.reasoning is None):
         return own
     if calls is Calls.MUST and own is not None:
         raise invalid(own.param, f"tool_choice asks for a call, and {own.param} for a text: give one of them")
     shape = AnswerShape(
         calls=calls,
-        tools={} if calls is Calls.NONE else _schemas(tools),
+        tools={} if tools.mode is CallMode.NONE else _schemas(tools),
         several=tools.is_parallel,
         content=None if own is None else own.grammar,
-        prompt_end=_prompt_end(answers.reasoning, request, codec, prompt),
+        prompt_end=prompt_end,
+        most_reasoning=None if limit is None else limit.tokens,
     )
-    ids = {marker: token for marker, token in codec.control_ids.items() if marker in answers.spelling.spelled}
-    grammar = answer_grammar(shape, answers.calls, answers.reasoning, ids)
-    param = own.param if own is not None else "tool_choice" if calls is Calls.MUST else "tools"
+    grammar = answer_grammar(shape, answers.calls, answers.reasoning, codec.marker_tokens)
+    asked = "tool_choice" if calls is Calls.MUST else "tools" if calls is Calls.MAY or limit is None else limit.param
+    param = own.param if own is not None else asked
     if grammar is not None:
         return Constraint(param, grammar)
     if calls is Calls.MUST:
         raise unsupported(param, 'calls in the format of this model cannot be forced: send tool_choice "auto"')
-    if own is not None:
-        raise unsupported(param, f"{param} beside tools is not possible in the format of this model: send one of them")
-    return None
+    raise unsupported(param, f"{param} beside tools is not possible in the format of this model: send one of them")
+
+
+def _limit(request: ChatRequest, codec: TextCodec, prompt_end: PromptEnd, max_tokens: int) -> ReasoningLimit | None:
+    """The limit of reasoning, where there may be as much. Raises ApiError 400 where it cannot be held."""
+    limit, reasoning = request.most_reasoning, codec.answers.reasoning
+    if limit is None or reasoning is None or prompt_end is PromptEnd.BEHIND or limit.tokens >= max_tokens:
+        return None
+    if not can_bound(reasoning, codec.marker_tokens):
+        text = "the marker that ends this model's reasoning is no token of its vocabulary: how long it reasons is its"
+        raise unsupported(limit.param, f"{text} own choice, so leave {limit.param} out")
+    return limit
 
 
 def _calls(tools: ToolUse, own: Constraint | None) -> Calls:

@@ -24,6 +24,7 @@ from deltaserve.server.routes import HttpRoute
 from deltaserve.server.text.answer_pieces import AnswerPiece, Arguments, CallBegins, Content, Reasoning, arguments_of
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
+from deltaserve.server.thinking import ThinkingOptions, limit_of, thinking_options
 from deltaserve.server.tool_use import CallMode, FunctionTool, ToolUse, tool_use
 from deltaserve.server.usage import Counted, cached_len
 
@@ -34,13 +35,6 @@ _NAMES = {
     "reasoning_effort": "output_config.effort",
 }
 """Chat completions' name of a field |-> ours, where they differ."""
-
-
-class ThinkingOptions(BodyPart):
-    """Whether the model thinks first. How long is the model's: a budget is not kept."""
-
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
 class Metadata(BodyPart):
@@ -184,19 +178,14 @@ def _request(body: ConversationBody, turns: Turns) -> ChatRequest:
         messages=turns.read(),
         max_tokens=None,
         template_options=template_options(
-            None if body.output_config is None else body.output_config.effort, _thinking(body.thinking), "thinking"
+            None if body.output_config is None else body.output_config.effort,
+            thinking_options(body.thinking or ThinkingOptions(type="disabled")),
+            "thinking",
         ),
+        most_reasoning=limit_of({"thinking.budget_tokens": body.thinking.budget_tokens if body.thinking else None}),
         tools=_tools(body),
         is_open=turns.messages[-1]["role"] == "assistant",
     )
-
-
-def _thinking(asked: ThinkingOptions | None) -> Mapping[str, object]:
-    """The switches that templates of hybrid models have. Who does not ask for thinking gets none."""
-    if asked is not None and asked.type == "adaptive":
-        return {}
-    is_on = asked is not None and asked.type == "enabled"
-    return {"enable_thinking": is_on, "thinking": is_on}
 
 
 # ---------------------------------------------------------------- messages

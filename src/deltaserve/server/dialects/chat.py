@@ -17,6 +17,7 @@ from deltaserve.server.sampling_fields import MAX_LOGPROBS
 from deltaserve.server.text.answer_pieces import Arguments, CallBegins, arguments_of
 from deltaserve.server.text.answers.answer_reader import ShowReasoning
 from deltaserve.server.text.sample_text import TextPiece
+from deltaserve.server.thinking import ThinkingFields, asked_effort, asked_limit, thinking_options
 from deltaserve.server.tool_use import CallMode, FunctionTool, ToolUse, tool_use
 from deltaserve.server.usage import logprob_entries
 
@@ -65,7 +66,7 @@ class ToolChoice(MessagePart):
     allowed_tools: AllowedTools | None = None
 
 
-class ChatBody(Common):
+class ChatBody(Common, ThinkingFields):
     """OpenAI's fields plus extensions."""
 
     model_config = ConfigDict(
@@ -79,7 +80,6 @@ class ChatBody(Common):
     tools: Items[ToolDefinition] | None = None
     tool_choice: Literal["", "none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     separate_reasoning: bool | None = None
     """SGLang's: false leaves reasoning in the content, markers and all."""
     stream_reasoning: bool | None = None
@@ -104,7 +104,9 @@ def _job(body: ChatBody, asker: Asker) -> Job:
     is_open = bool(body.continue_final_message)
     if is_open and body.add_generation_prompt:
         raise invalid("add_generation_prompt", "continue_final_message goes on with a message: no other one begins")
-    options = template_options(body.reasoning_effort, body.chat_template_kwargs or {}, "chat_template_kwargs")
+    given = body.chat_template_kwargs or {}
+    options = template_options(asked_effort(body), given, "chat_template_kwargs")
+    options = {**thinking_options(body.thinking), **options}
     if body.add_generation_prompt is False:
         options = {**options, "add_generation_prompt": False}
     request = ChatRequest(
@@ -115,6 +117,7 @@ def _job(body: ChatBody, asker: Asker) -> Job:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         template_options=options,
         tools=_tools(body, asker),
+        most_reasoning=asked_limit(body, given),
         tells_reasoning=body.separate_reasoning is not False,
         shown=_shown(body),
         is_open=is_open,
@@ -123,7 +126,7 @@ def _job(body: ChatBody, asker: Asker) -> Job:
 
 
 def _shown(body: ChatBody) -> ShowReasoning:
-    if body.include_reasoning is False:
+    if body.include_reasoning is False or (body.reasoning is not None and body.reasoning.exclude):
         return ShowReasoning.NOT
     return ShowReasoning.AT_ONCE if body.stream_reasoning is False else ShowReasoning.AS_IT_COMES
 

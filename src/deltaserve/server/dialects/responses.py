@@ -17,6 +17,7 @@ from deltaserve.server.sampling_fields import MAX_LOGPROBS, SamplingFields
 from deltaserve.server.text.answer_pieces import AnswerPiece, Arguments, CallBegins, Content, Reasoning
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
+from deltaserve.server.thinking import Budget, limit_of
 from deltaserve.server.tool_use import CallMode, FunctionTool, ToolUse, tool_use
 from deltaserve.server.usage import Counted, cached_len, logprob_entries
 
@@ -29,6 +30,8 @@ class ReasoningOptions(BodyPart):
     """How much the model is to reason. A summary is not made: the reasoning itself is told."""
 
     effort: Annotated[str, Field(max_length=64)] | None = None
+    max_tokens: Budget | None = None
+    """OpenRouter's."""
     summary: str | None = None
     generate_summary: str | None = None
 
@@ -160,6 +163,7 @@ def _job(body: ResponsesBody, asker: Asker) -> Job:
                 "chat_template_kwargs",
             ),
             tools=_tools(body),
+            most_reasoning=limit_of({"reasoning.max_tokens": body.reasoning.max_tokens if body.reasoning else None}),
         )
         return named_job(chat_job(request, asker, new_id("resp_")), name)
 

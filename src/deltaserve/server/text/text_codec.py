@@ -4,6 +4,7 @@ import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -17,6 +18,7 @@ from deltaserve.model.open_source import open_source
 from deltaserve.server.text.answers.answer_choice import Parsers, choose
 from deltaserve.server.text.answers.answer_reader import PromptEnd
 from deltaserve.server.text.answers.answer_syntax import Thinking
+from deltaserve.server.text.answers.call_grammar import MarkerTokens
 from deltaserve.server.text.byte_coverage import check_coverage
 from deltaserve.server.text.conversation import LeftOut, left_out, marked_end, new_short_id, shaped
 from deltaserve.server.text.detokenize import Detokenizer, TokenBytes, decode_all
@@ -33,6 +35,10 @@ _log = logging.getLogger(__name__)
 MAX_VOCAB = 1 << 22
 _END_TOKENS = 24
 """Tokens at the end of a prompt that may spell a marker and white space behind it."""
+
+
+_SPACES = [*" \t\r\n", *map("".join, product(" \t\r\n", repeat=2))]
+"""White space that may stand before a marker, as far as a token may be it."""
 
 
 class TooManyTokens(DeltaserveError):
@@ -82,6 +88,8 @@ class TextCodec:
         """Control tokens of the tokenizer |-> their ids."""
         self.answers = choose(self.control_ids, template, parsers or Parsers())
         """How chats are answered."""
+        self.marker_tokens = self._marker_tokens()
+        """What their grammars must know of the vocabulary."""
 
     @staticmethod
     def load(
@@ -115,6 +123,18 @@ class TextCodec:
         if files.template is not None:
             _check_chat(codec, files.template, fit.left_out)
         return codec
+
+    def _marker_tokens(self) -> MarkerTokens:
+        formats = (self.answers.calls, self.answers.reasoning)
+        markers = sorted(frozenset[str]().union(*(each.markers for each in formats if each is not None)))
+        added = {each.content: token for token, each in self._tokenizer.get_added_tokens_decoder().items()}
+        spelled = [self.encode(text, add_special_tokens=False) for text in _SPACES]
+        return MarkerTokens(
+            control={text: self.control_ids[text] for text in markers if text in self.control_ids},
+            whole={text: added[text] for text in markers if text in added},
+            ends=self.eos_ids,
+            spaces=sorted({ids[0] for ids in spelled if len(ids) == 1}),
+        )
 
     def vocabulary(self) -> AnswerVocabulary:
         """What the tokens spell, as grammars need it."""

@@ -11,7 +11,7 @@ from deltaserve.server.structured_output import lark_grammar
 from deltaserve.server.text.answers.answer_choice import FORMATS
 from deltaserve.server.text.answers.answer_grammar import AnswerShape, Calls, answer_grammar
 from deltaserve.server.text.answers.answer_reader import PromptEnd
-from deltaserve.server.text.answers.call_grammar import loosened
+from deltaserve.server.text.answers.call_grammar import MarkerTokens, loosened
 from tests.fixtures.harmony import MARKERS
 from tests.fixtures.tiny_tokenizer import byte_level
 from tests.server.text.answers.written import WRITERS, Call, Turn
@@ -66,7 +66,8 @@ class Answers:
         branch, writer = WRITERS[name]
         self._tokenizer = byte_level((EOS, *(writer.markers if control else ())))
         ids = {text: token for text in writer.markers if (token := self._tokenizer.token_to_id(text)) is not None}
-        found = answer_grammar(shape, FORMATS[branch], FORMATS[branch] if writer.think else None, ids)
+        reasoning = FORMATS[branch] if writer.think else None
+        found = answer_grammar(shape, FORMATS[branch], reasoning, MarkerTokens(ids, ids, (256,), (9, 10, 13, 32)))
         assert found is not None
         size = self._tokenizer.get_vocab_size()
         self._grammars = AnswerGrammars(lambda: AnswerVocabulary(self._tokenizer.to_str(), size, (256,)))
@@ -115,6 +116,84 @@ def test_a_call_that_may_be_is_right_from_its_marker_on(name: str, control: bool
         assert not answers.allows(answer_of(name, Turn([call], "Let me look."))), call
 
 
+FREE: Mapping[str, Sequence[str]] = {
+    "llama3_json": ('{"city": "Rome"}', '{"name": "Bob", "age": 3}', '{"name": "lookup"}', " {", "{}", '{"type": "x"}'),
+    "pythonic": ("[1, 2]", "[lookup(1)]", "[look]", "[", "[look, 1]", " [ x("),
+}
+"""Texts that begin nearly as a call does."""
+ALMOST: Mapping[str, Sequence[str]] = {
+    "llama3_json": (
+        '{"name": "look", "x": 1}',
+        ' { "name":"look", "parameters": {}}',
+        '{"type": "function", "name": "look", "parameters": {}}',
+        '{"name": "l\\u006fok", "parameters": {}}',
+        '{"name": "ping-2", "arguments": {"x": 1}}',
+    ),
+    "pythonic": ("[look()]", " [look(days=1)]", "[ping-2(x=1)]"),
+}
+"""Calls that are not as a model must write them, or not as their schemas say."""
+
+
+@pytest.mark.parametrize("control", [True, False])
+@pytest.mark.parametrize("name", FREE)
+def test_an_answer_without_a_marker_is_a_call_that_is_right_or_does_not_begin_as_one(name: str, control: bool) -> None:
+    answers = Answers(name, shape(Calls.MAY), control=control)
+    for calls in GOOD:
+        assert answers.allows(answer_of(name, Turn(calls)))
+        if control:
+            begin = WRITERS[f"{name}, tagged"][1].markers[0]
+            assert answers.allows(begin + answer_of(name, Turn(calls)))
+            assert answers.allows("Let me look." + begin + answer_of(name, Turn(calls)))
+    for text in ("", "Hello < world", *FREE[name]):
+        assert answers.allows(text), text
+    for call in BAD[1:]:
+        assert not answers.allows(answer_of(name, Turn([call]))), call
+    for text in ALMOST[name]:
+        assert not answers.allows(text), text
+
+
+THINKERS = [name for name in NAMES if WRITERS[name][1].think]
+
+
+def limited(name: str, limit: int, calls: Calls, **fields: Any) -> Answers:
+    return Answers(name, shape(calls, most_reasoning=limit, **fields))
+
+
+@pytest.mark.parametrize("name", THINKERS)
+def test_reasoning_is_no_longer_than_it_may_be(name: str) -> None:
+    """Counted in tokens, of which each is a byte here, a line break behind the marker among them."""
+    writer = WRITERS[name][1]
+    assert writer.think
+    begin, end = (text.strip() for text in writer.think)
+    if begin not in writer.markers and not any(begin.startswith(text) for text in writer.markers):
+        return  # its markers are no tokens here
+    call = answer_of(name, Turn(GOOD[0]))
+    content = lark_grammar('start: "yes" | "no"')
+    for limit in (0, 1, 5):
+        fits, over = "x" * limit, "x" * (limit + 1)
+        for calls, given, rest in (
+            (Calls.NONE, None, "yes or\nno"),
+            (Calls.NONE, content, "no"),
+            (Calls.MUST, None, call),
+            (Calls.MAY, content, call),
+            (Calls.MAY, content, "yes"),
+        ):
+            before = limited(name, limit, calls, content=given)
+            assert before.allows(f"{begin}{fits}{end}{rest}"), (limit, calls, rest)
+            assert not before.allows(f"{begin}{over}{end}{rest}")
+            assert before.allows(rest)
+            inside = limited(name, limit, calls, content=given, prompt_end=PromptEnd.INSIDE)
+            assert inside.allows(f"{fits}{end}{rest}")
+            assert not inside.allows(f"{over}{end}{rest}")
+            assert not inside.allows(rest if len(rest) > limit else over)
+        free = limited(name, limit, Calls.NONE)
+        assert free.allows(f"\n {begin}{fits}{end}{rest}")
+        assert not free.allows(f"\n {begin}{over}{end}{rest}")
+        assert free.allows("\n")
+        assert free.allows("")
+        assert free.allows(f"{begin}{fits}{end}{call}")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_calls_or_content_of_a_grammar(name: str) -> None:
     content = lark_grammar('start: "yes" | "no"')
@@ -140,7 +219,7 @@ def test_messages_with_channels() -> None:
     vocabulary = AnswerVocabulary(tokenizer.to_str(), size, (256,))
 
     def allows(answer_shape: AnswerShape, text: str) -> bool:
-        grammar = answer_grammar(answer_shape, format_, format_, ids)
+        grammar = answer_grammar(answer_shape, format_, format_, MarkerTokens(ids, ids, (256,)))
         assert grammar is not None
         tokens = [*tokenizer.encode(text, add_special_tokens=False).ids, 256]
         return bool(AnswerGrammars(lambda: vocabulary).matcher(grammar).validate_tokens(tokens) == len(tokens))
@@ -156,7 +235,36 @@ def test_messages_with_channels() -> None:
     assert allows(shape(Calls.MAY, content=content), analysis + call)
     assert allows(shape(Calls.NONE, tools={}, content=content), f"{analysis}{final}yes")
     assert not allows(shape(Calls.NONE, tools={}, content=content), f"{final}maybe")
-    assert answer_grammar(shape(Calls.MAY), format_, format_, ids) is None, "any text may follow a header"
+
+    preamble = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    may = shape(Calls.MAY)
+    heads = (
+        "<|channel|>commentary to=functions.look <|constrain|>json<|message|>",
+        "<|channel|>commentary to=functions.look json<|message|>",
+        "<|channel|>commentary to=functions.look<|message|>",
+        " to=functions.look<|channel|>commentary <|constrain|>json<|message|>",
+        " to=functions.look<|channel|>commentary json<|message|>",
+    )
+    for before in ("", analysis, analysis + preamble, preamble + analysis):
+        assert allows(may, f"{before}{final}Hello {{")
+        for head in heads:
+            assert allows(may, before + head + '{"city": "Rome"}')
+            assert not allows(may, before + head + '{"days": 3}')
+            assert not allows(may, before + head.replace("look", "pong") + "{}")
+    assert allows(may, "Hello"), "no header"
+
+    for limit in (0, 2):
+        thought = analysis.replace("hm", "x" * limit)
+        for bound, rest in (
+            (shape(Calls.NONE, tools={}, most_reasoning=limit), f"{final}Hello"),
+            (shape(Calls.NONE, tools={}, most_reasoning=limit, content=content), f"{final}yes"),
+            (shape(Calls.MAY, most_reasoning=limit), call),
+            (shape(Calls.MUST, most_reasoning=limit), call),
+        ):
+            assert allows(bound, thought + rest)
+            assert allows(bound, rest)
+            assert not allows(bound, thought.replace("<|message|>", "<|message|>x") + rest)
+            assert not allows(bound, thought + thought + rest), "its messages count together"
 
 
 def test_a_schema_that_nobody_relies_on_keeps_its_shape() -> None:
@@ -207,6 +315,6 @@ def test_odd_schemas_do_not_stand_in_the_way_of_a_call(branch: str) -> None:
     recursive = {"R": {"type": "object", "properties": {"r": {"$ref": "#/$defs/R"}}}}
     for name, odd in ODD.items():
         tools = {"f": loosened({"type": "object", "properties": {"x": odd}, "$defs": recursive})}
-        grammar = answer_grammar(shape(Calls.MUST, tools=tools), FORMATS[branch], None, {})
+        grammar = answer_grammar(shape(Calls.MUST, tools=tools), FORMATS[branch], None, MarkerTokens({}, {}))
         assert grammar is not None
         assert not grammars.matcher(grammar).is_error(), name

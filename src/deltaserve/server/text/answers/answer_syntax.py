@@ -27,8 +27,9 @@ class CallSyntax:
     """The grammar of calls as the family's models write them. None: there is none."""
     is_block: bool = False
     """Several calls stand behind one marker; otherwise each has its own."""
-    writes_marker: bool = True
-    """Whether models write one of `begins` before calls, or nothing."""
+    writes_free: WriteCalls | None = None
+    """Where models write nothing before calls: the grammar of texts that do not begin as a call does, up to where one
+    of `begins` may stand. None: they write one of `begins`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,8 @@ class MessageSyntax:
     ends: frozenset[str]
     """Control tokens that end the answer and not a message alone."""
     write: Callable[[CallGrammar, str], str]
-    """The grammar of an answer that calls, where there are tools, or has content of a grammar, where that is not
-    empty."""
+    """The grammar of an answer that calls, where there are tools, or has content of this grammar, where that is not
+    empty: `TEXT` for any."""
 
 
 @dataclass(frozen=True, slots=True)

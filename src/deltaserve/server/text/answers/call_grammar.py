@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from deltaserve.server.text.answers.answer_stream import Tools
 from deltaserve.server.text.answers.typed_values import target_of
@@ -19,25 +20,55 @@ _SPACES = r"\x20"
 TEXT = "/(?s:.*)/"
 
 
+@dataclass(frozen=True, slots=True)
+class MarkerTokens:
+    """What a grammar must know of a vocabulary."""
+
+    control: Mapping[str, int]
+    """Marker that is a control token |-> id. Other markers are text."""
+    whole: Mapping[str, int]
+    """Marker that is one token, control token or not |-> id."""
+    ends: Sequence[int] = ()
+    """Ids that end an answer."""
+    spaces: Sequence[int] = ()
+    """Ids that are white space alone: those that may stand before a marker."""
+
+    def first(self, text: str) -> int | None:
+        """The token that begins a marker. None: it begins with several."""
+        return next((token for marker, token in self.whole.items() if text.startswith(marker)), None)
+
+
 @dataclass(slots=True)
 class CallGrammar:
     """Writes the rules of a grammar for one vocabulary."""
 
-    ids: Mapping[str, int]
-    """Control token |-> id. Other markers are text."""
+    tokens: MarkerTokens
     tools: Tools
     """Name that may be called |-> schema of the arguments, as they must be."""
     several: bool
     """Whether there may be more than one call."""
+    most_reasoning: int | None = None
+    """Most tokens of reasoning. None: any number."""
     rules: list[str] = field(default_factory=list)
 
     def literal(self, text: str) -> str:
         """This text, in which markers may stand."""
-        for marker, token in self.ids.items():
-            before, found, after = text.partition(marker)
-            if found:
-                return " ".join(filter(None, (self.literal(before), f"<[{token}]>", self.literal(after))))
-        return json.dumps(text, ensure_ascii=False) if text else ""
+        return _literal(text, self.tokens.control)
+
+    def marker(self, text: str) -> str:
+        """A marker as its token, where it is one."""
+        return _literal(text, self.tokens.whole)
+
+    def reasoning_up_to(self, end: str) -> str:
+        """Reasoning, up to and with the marker that ends it. One whose length is bounded counts tokens, so the marker
+        must be one."""
+        if self.most_reasoning is None:
+            return self.up_to(end)
+        marker = f"<[{self.tokens.whole[end]}]>"
+        if self.most_reasoning == 0:
+            return marker
+        inside = any_token_but(self.tokens.ends, [self.tokens.whole[end], *self.tokens.control.values()])
+        return f"{self.rule(f'{inside}{{0,{self.most_reasoning}}}')} {marker}"
 
     def json(self, schema: Mapping[str, object]) -> str:
         """JSON that satisfies a schema."""
@@ -56,21 +87,24 @@ class CallGrammar:
 
     def begin_of(self, begins: Sequence[str]) -> str:
         """The marker that the vocabulary has, of those that begin calls; the first where it has none."""
-        return next((marker for marker in begins if marker in self.ids), begins[0])
+        return next((marker for marker in begins if marker in self.tokens.control), begins[0])
 
     def up_to(self, end: str) -> str:
         """Any text up to and with a marker, which does not stand in it."""
-        if end in self.ids:
+        if end in self.tokens.control:
             return self.rule(f"{TEXT} {self.literal(end)}")
         return self.rule(TEXT, f"[suffix={self.literal(end)}]")
 
     def without(self, marker: str) -> str:
         """Any text in which a marker does not stand."""
-        if marker in self.ids:
+        if marker in self.tokens.control:
             return TEXT
+        return self.text_but(f"(?s:.*){pattern_of(marker)}(?s:.*)")
+
+    def text_but(self, *patterns: str) -> str:
+        """Any text that none of these patterns matches as a whole."""
         name = f"T{len(self.rules)}"
-        pattern = re.escape(marker).replace("/", r"\/")
-        self.rules.append(f"{name}: {TEXT} & ~/(?s:.*){pattern}(?s:.*)/")
+        self.rules.append(" & ~".join([f"{name}: {TEXT}", *(f"/{pattern}/" for pattern in patterns)]))
         return name
 
     def any_of(self, alternatives: Sequence[str]) -> str:
@@ -106,6 +140,25 @@ class CallGrammar:
     def text(self, start: str) -> str:
         """The grammar whose whole answer is `start`."""
         return "\n".join([f"start: {start}", *self.rules])
+
+
+def pattern_of(text: str) -> str:
+    """A pattern that matches this text."""
+    return re.escape(text).replace("/", r"\/")
+
+
+def any_token_but(*ids: Sequence[int]) -> str:
+    """One token, any but these."""
+    others = sorted({*chain.from_iterable(ids)})
+    return f"<[^{','.join(map(str, others))}]>" if others else "<[*]>"
+
+
+def _literal(text: str, known: Mapping[str, int]) -> str:
+    for marker, token in known.items():
+        before, found, after = text.partition(marker)
+        if found:
+            return " ".join(filter(None, (_literal(before, known), f"<[{token}]>", _literal(after, known))))
+    return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 def loosened(schema: Mapping[str, object]) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """gpt-oss's format: messages with a role and a channel in their headers, told apart by control tokens."""
 
 import re
+from collections.abc import Iterator
 from enum import Enum
 
 from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
@@ -194,13 +195,30 @@ def _is_short(text: str) -> bool:
 
 
 def _write(grammar: CallGrammar, content: str) -> str:
-    """One call at most: what follows it is the tool's."""
-    begin, end = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
-    analysis = grammar.rule(f"{grammar.literal(begin)} {TEXT} {grammar.literal(end)}")
-    before, behind = "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>"
-    endings = [grammar.one_json(before, behind, "")] if grammar.tools else []
+    """One call at most: what follows it is the tool's. Of reasoning that is bounded there is one message."""
+    end = "<|end|><|start|>assistant"
+    head = grammar.literal("<|channel|>analysis<|message|>")
+    analysis = grammar.rule(f"{head} {grammar.reasoning_up_to('<|end|>')} {grammar.literal('<|start|>assistant')}")
+    several, endings = [analysis], []
+    for name, schema in grammar.tools.items():
+        arguments = f"{grammar.literal('<|message|>')} {grammar.json(schema)}"
+        endings += [f"{grammar.literal(each)} {arguments}" for each in _call_heads(name)]
+    if content == TEXT:
+        preamble = grammar.rule(f"{grammar.literal('<|channel|>commentary<|message|>')} {TEXT} {grammar.literal(end)}")
+        several.append(preamble)
+        endings.append(TEXT)  # no header
     endings += [f"{grammar.literal('<|channel|>final<|message|>')} {content}"] if content else []
-    return f"{analysis}* {grammar.any_of(endings)}"
+    first = ""
+    if grammar.most_reasoning is not None:
+        first = f"{several.pop(0)}?"
+    return f"{first} {grammar.any_of(several)}* {grammar.any_of(endings)}"
+
+
+def _call_heads(name: str) -> Iterator[str]:
+    """Headers of a call, as models write them: whom it is for is told behind the channel, or before it."""
+    for kind in (" <|constrain|>json", " json", ""):
+        yield f"<|channel|>commentary to=functions.{name}{kind}"
+        yield f" to=functions.{name}<|channel|>commentary{kind}"
 
 
 FORMAT = AnswerSyntax(

@@ -2,8 +2,11 @@
 
 from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
 from deltaserve.server.text.answers.answer_syntax import AnswerSyntax, CallSyntax
-from deltaserve.server.text.answers.call_grammar import CallGrammar
+from deltaserve.server.text.answers.call_grammar import CallGrammar, pattern_of
 from deltaserve.server.text.answers.json_calls import read_json_call
+from deltaserve.server.text.answers.typed_values import json_text
+
+_BEGIN = "<|python_tag|>"
 
 
 def _read(stream: AnswerStream) -> Wait[bool]:
@@ -14,13 +17,22 @@ def _write(grammar: CallGrammar) -> str:
     return grammar.some(grammar.one_json('{"name": "', '", "parameters": ', "}"), "; ")
 
 
+def _write_free(grammar: CallGrammar) -> str:
+    """Any text but one that begins with the name of a tool where a call has it: what the reader takes for a call is
+    written by `_write`."""
+    names = "|".join(pattern_of(json_text(name)) for name in grammar.tools)
+    before = r'\s*\{(\s*"(type|id)"\s*:\s*"([^"\\]|\\.)*"\s*,)*\s*"name"\s*:\s*'
+    escaped = r'"[^"\\]*\\'
+    return grammar.text_but(f"{before}({names}|{escaped})(?s:.*)", f"(?s:.*){pattern_of(_BEGIN)}(?s:.*)")
+
+
 FORMAT = AnswerSyntax(
     CallSyntax(
         _read,
-        begins=("<|python_tag|>",),
+        begins=(_BEGIN,),
         begins_content=("{",),
         write=_write,
         is_block=True,
-        writes_marker=False,
+        writes_free=_write_free,
     )
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
 from deltaserve.server.text.answers.answer_syntax import AnswerSyntax, CallSyntax
-from deltaserve.server.text.answers.call_grammar import CallGrammar
+from deltaserve.server.text.answers.call_grammar import CallGrammar, pattern_of
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,255}", re.ASCII)
@@ -89,16 +89,29 @@ def _keys(keys: list[ast.expr | None]) -> Iterator[object]:
 
 
 def _write(grammar: CallGrammar) -> str:
-    """Values are JSON, whose names of constants are read as well."""
-    calls = []
+    """Values are JSON, whose names of constants are read as well. The bracket and the first name are one text, so that
+    a text which begins otherwise is told apart there."""
+    first = grammar.any_of(list(_calls(grammar, "[")))
+    if not grammar.several:
+        return f'{first} "]"'
+    return f'{first} (", " {grammar.any_of(list(_calls(grammar, "")))})* "]"'
+
+
+def _calls(grammar: CallGrammar, before: str) -> Iterator[str]:
     for name, schema in grammar.tools.items():
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
 
         def member(key: str, own: object, shared: Mapping[str, object] = shared) -> str:
             return f"{grammar.literal(f'{key}=')} {grammar.json({**shared, **(own if isinstance(own, dict) else {})})}"
 
-        calls.append(f'{grammar.literal(f"{name}(")} {grammar.members(schema, member, ", ")} ")"')
-    return f'"[" {grammar.some(grammar.any_of(calls), ", ")} "]"'
+        yield f'{grammar.literal(f"{before}{name}(")} {grammar.members(schema, member, ", ")} ")"'
+
+
+def _write_free(grammar: CallGrammar) -> str:
+    """Any text but one that begins as a call of a tool does."""
+    names = "|".join(map(pattern_of, grammar.tools))
+    marker = rf"(?s:.*){pattern_of(_BEGIN)}(?s:.*)"
+    return grammar.text_but(rf"\s*\[\s*({names})\((?s:.*)", marker)
 
 
 FORMAT = AnswerSyntax(
@@ -109,6 +122,6 @@ FORMAT = AnswerSyntax(
         inside=(_END,),
         write=_write,
         is_block=True,
-        writes_marker=False,
+        writes_free=_write_free,
     )
 )
