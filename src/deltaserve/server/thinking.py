@@ -47,7 +47,7 @@ class CustomParams(BodyPart):
 
 
 class ThinkingFields(Body):
-    """Of chat completions."""
+    """Chat completions: how much the model reasons."""
 
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
     reasoning: ReasoningFields | None = None
