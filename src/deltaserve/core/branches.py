@@ -149,6 +149,36 @@ ANSWERS: Mapping[str, Branch] = MappingProxyType(
             {"tool_call_parser": "FunctionGemma, Gemma 4", "reasoning_parser": "Gemma 4"},
             known_as=("gemma4", "functiongemma"),
         ),
+        "deepseek_v32": Branch(
+            "deltaserve.server.text.answers.deepseek_v32",
+            {"tool_call_parser": "DeepSeek V3.2", "reasoning_parser": "DeepSeek V3.2"},
+            known_as=("deepseekv32", "deepseek-v32"),
+        ),
+        "mistral": Branch(
+            "deltaserve.server.text.answers.mistral",
+            {"tool_call_parser": "Mistral", "reasoning_parser": "Magistral, Ministral"},
+            known_as=("magistral",),
+        ),
+        "glm45": Branch(
+            "deltaserve.server.text.answers.glm45",
+            {"tool_call_parser": "GLM 4.5 to 4.7", "reasoning_parser": "GLM 4.5 to 4.7"},
+            known_as=("glm", "glm47"),
+        ),
+        "kimi_k2": Branch(
+            "deltaserve.server.text.answers.kimi_k2",
+            {"tool_call_parser": "Kimi K2", "reasoning_parser": "Kimi K2"},
+            known_as=("kimi-k2",),
+        ),
+        "cohere": Branch(
+            "deltaserve.server.text.answers.cohere",
+            {"tool_call_parser": "Command R7B, Command A", "reasoning_parser": "Command A"},
+            known_as=("cohere_command3", "cohere2"),
+        ),
+        "granite": Branch(
+            "deltaserve.server.text.answers.granite",
+            {"tool_call_parser": "Granite 3, Phi-4-mini"},
+            known_as=("phi4_mini_json",),
+        ),
         "llama3_json": Branch(
             "deltaserve.server.text.answers.llama3_json",
             {"tool_call_parser": "Llama 3"},
@@ -162,7 +192,7 @@ ANSWERS: Mapping[str, Branch] = MappingProxyType(
         "think": Branch(
             "deltaserve.server.text.answers.think",
             {"reasoning_parser": "DeepSeek R1 and others with <think>"},
-            known_as=("deepseek_r1", "deepseek-r1", "qwen3-thinking", "glm45", "step3"),
+            known_as=("deepseek_r1", "deepseek-r1", "qwen3-thinking", "step3"),
         ),
     }
 )

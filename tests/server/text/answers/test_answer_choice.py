@@ -17,6 +17,7 @@ TURNS = (
 )
 NAME, JSON = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
 EACH = "{% for k, v in c.function.arguments.items() %}ARGUMENT{% endfor %}"
+DSML = "\uff5cDSML\uff5c"
 CALLS: Mapping[str, tuple[str, str | None]] = {
     "hermes": (f'<tool_call>{{"name": "{NAME}", "arguments": {JSON}}}</tool_call>', "hermes"),
     "as tojson writes a function": ("<tool_call>{{ c.function | tojson }}</tool_call>", "hermes"),
@@ -44,6 +45,40 @@ CALLS: Mapping[str, tuple[str, str | None]] = {
         ),
         "gemma",
     ),
+    "a name, then JSON": (f"[TOOL_CALLS]{NAME}[ARGS]{JSON}", "mistral"),
+    "a numbered name": (f"[TOOL_CALLS]{NAME}[CALL_ID]{{{{ c.id }}}}[ARGS]{JSON}", "mistral"),
+    "a list behind a marker": (
+        f'[TOOL_CALLS][{{"name": "{NAME}", "arguments": {JSON}, "id": "{{{{ c.id }}}}"}}]',
+        "mistral",
+    ),
+    "pairs of tags": (
+        f"\n<tool_call>{NAME}\n{EACH}</tool_call>".replace(
+            "ARGUMENT", "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n"
+        ),
+        "glm45",
+    ),
+    "pairs of tags in one line": (
+        f"<tool_call>{NAME}{EACH}</tool_call>".replace(
+            "ARGUMENT", "<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>"
+        ),
+        "glm45",
+    ),
+    "a section": (
+        f"<|tool_calls_section_begin|><|tool_call_begin|>functions.{NAME}:0<|tool_call_argument_begin|>{JSON}"
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        "kimi_k2",
+    ),
+    "a markup of its own": (
+        f'<{DSML}function_calls>\n<{DSML}invoke name="{NAME}">\n{EACH}</{DSML}invoke>\n</{DSML}function_calls>'.replace(
+            "ARGUMENT", f'<{DSML}parameter name="{{{{ k }}}}" string="true">{{{{ v }}}}</{DSML}parameter>\n'
+        ),
+        "deepseek_v32",
+    ),
+    "a list with other names": (
+        f'<|START_ACTION|>[\n    {{"tool_call_id": "0", "tool_name": "{NAME}", "parameters": {JSON}}}\n]<|END_ACTION|>',
+        "cohere",
+    ),
+    "a list behind a marker of Granite": (f'<|tool_call|>[{{"name": "{NAME}", "arguments": {JSON}}}]', "granite"),
     "JSON alone": (f'{{"name": "{NAME}", "parameters": {JSON}}}', "llama3_json"),
     "a list of calls": (f"[{NAME}({EACH})]".replace("ARGUMENT", '{{ k }}="{{ v }}"'), "pythonic"),
     "nobody's": (f"I call {NAME} with {JSON}", None),
@@ -109,7 +144,16 @@ PUBLISHED = {
     "openai-gpt-oss-120b.jinja": ("harmony", True),
     "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.jinja": ("qwen3_xml", True),
     "ibm-granite-granite-4.0.jinja": ("hermes", False),
-    "mistralai-Mistral-Nemo-Instruct-2407.jinja": (None, False),
+    "mistralai-Mistral-Nemo-Instruct-2407.jinja": ("mistral", False),
+    "Mistral-Small-3.2-24B-Instruct-2506.jinja": ("mistral", False),
+    "mistralai-Ministral-3-14B-Reasoning-2512.jinja": ("mistral", True),
+    "GLM-4.6.jinja": ("glm45", True),
+    "GLM-4.7-Flash.jinja": ("glm45", True),
+    "moonshotai-Kimi-K2.jinja": ("kimi_k2", False),
+    "Kimi-K2-Instruct.jinja": (None, False),  # changes lists, which a sandbox refuses
+    "deepseek-ai-DeepSeek-V3.2.jinja": ("deepseek_v32", True),
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja": ("cohere", True),
+    "ibm-granite-granite-3.3-2B-Instruct.jinja": (None, True),
     "google-gemma-2-2b-it.jinja": (None, False),
 }
 

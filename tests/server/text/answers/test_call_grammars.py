@@ -39,7 +39,8 @@ BAD: Sequence[Call] = (
     Call("ping-2", {"x": 1}),
 )
 NAMES = [name for name, (branch, _) in WRITERS.items() if (calls := FORMATS[branch].calls) and calls.write]
-NAMES = [name for name in NAMES if name not in ("hermes, arguments first", "llama3_json, tagged", "pythonic, tagged")]
+_READ_ONLY = ("hermes, arguments first", "llama3_json, tagged", "pythonic, tagged", "phi4, older")
+NAMES = [name for name in NAMES if name not in _READ_ONLY]
 """Forms that a model may be made to write."""
 BOTH = [(name, control) for name in NAMES for control in (True, False) if control or name != "functiongemma"]
 """With markers that are control tokens, and as text: there a vocabulary does not tell the older form of Gemma's."""

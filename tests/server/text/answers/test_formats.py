@@ -153,6 +153,32 @@ MALFORMED: Mapping[str, tuple[str, ...]] = {
         "[",
         "[x",
     ),
+    "mistral": (
+        "[TOOL_CALLS]unknown[ARGS]{}",
+        "[TOOL_CALLS]no",
+        "[TOOL_CALLS]ping-2[ARGS]no",
+        "[TOOL_C",
+        "[TOOL_CALLS][1]",
+    ),
+    "glm45": ("<tool_call>unknown\n</tool_call>", "<tool_call>ping-2", "<tool_call>no text", "<tool_"),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|>no",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.unknown:0<|tool_call_argument_begin|>{}",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.ping-2:0<|tool_call_argument_begin|>no",
+        "<|tool_calls",
+    ),
+    "deepseek_v32": (
+        "<\uff5cDSML\uff5cfunction_calls>no",
+        '<\uff5cDSML\uff5cfunction_calls>\n<\uff5cDSML\uff5cinvoke name="unknown">\n',
+        "<\uff5cDSML\uff5cfunc",
+    ),
+    "granite": (
+        "<|tool_call|>no",
+        '<|tool_call|>[{"name": "unknown", "arguments": {}}]',
+        "<|tool_call|>[",
+        "functools",
+    ),
+    "cohere": ("<|START_ACTION|>no", '<|START_ACTION|>[{"tool_name": "unknown", "parameters": {}}]', "<|START_"),
     "gemma": ("<|tool_call>no", "<|tool_call>call:unknown{}<tool_call|>", "<|tool_call>call:pi", "<|too"),
 }
 
@@ -217,7 +243,9 @@ def test_scraps_in_any_order_are_read_without_a_failure(name: str, control: str)
         whole = read(how, [sent])
         assert read(how, list(sent)) == whole, text
         content, reasoning, calls = said(whole)
-        if not calls and not reasoning and "think" not in text and "<|channel>" not in text:
+        thinking = FORMATS[branch].thinking
+        begins = thinking is not None and thinking.begin in text
+        if not calls and not reasoning and not begins:
             assert content == text
 
 
@@ -278,6 +306,11 @@ LONG: Mapping[str, str] = {
     "qwen3_xml": "<tool_call>\n<function=get_weather>\n<parameter=city>\n" + "x" * 50_000,
     "pythonic": "[get_weather(city=[" + "1," * 25_000 + ")" * 50,
     "gemma": "<|tool_call>call:get_weather{where:" + "{a:" * 15_000,
+    "mistral": "[TOOL_CALLS]" + "x" * 50_000,
+    "glm45": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>" + "x" * 50_000,
+    "kimi_k2": "<|tool_calls_section_begin|>" + "<|tool_call_begin|>" * 2_500,
+    "deepseek_v32": "<\uff5cDSML\uff5cfunction_calls>" + "\n" * 50_000,
+    "granite": "<|tool_call|>[" + " " * 50_000,
 }
 
 

@@ -212,9 +212,97 @@ def function_gemma(calls: Sequence[Call]) -> str:
     return gemma(calls, "<start_function_call>", "<end_function_call>", "<escape>")
 
 
+def mistral(calls: Sequence[Call]) -> str:
+    return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{_dump(call.arguments)}" for call in calls)
+
+
+def mistral_numbered(calls: Sequence[Call]) -> str:
+    ids = (f"a1B2c3D4{number}" for number in range(len(calls)))
+    each = zip(calls, ids, strict=True)
+    return "".join(f"[TOOL_CALLS]{call.name}[CALL_ID]{id_}[ARGS]{_dump(call.arguments)}" for call, id_ in each)
+
+
+def mistral_list(calls: Sequence[Call]) -> str:
+    each = (f'{{"name": "{call.name}", "arguments": {_dump(call.arguments)}, "id": "a1B2c3D4e"}}' for call in calls)
+    return f"[TOOL_CALLS][{', '.join(each)}]"
+
+
+def _glm(calls: Sequence[Call], line: str) -> str:
+    return line.join(
+        f"<tool_call>{call.name}{line}"
+        + "".join(
+            f"<arg_key>{key}</arg_key>{line}<arg_value>{_bare(value)}</arg_value>{line}"
+            for key, value in call.arguments.items()
+        )
+        + "</tool_call>"
+        for call in calls
+    )
+
+
+def glm45(calls: Sequence[Call]) -> str:
+    return _glm(calls, "\n")
+
+
+def glm47(calls: Sequence[Call]) -> str:
+    return _glm(calls, "")
+
+
+def kimi_k2(calls: Sequence[Call]) -> str:
+    begin, arguments, end = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+    each = (f"{begin}functions.{c.name}:{k}{arguments}{_dump(c.arguments)}{end}" for k, c in enumerate(calls))
+    return f"<|tool_calls_section_begin|>{''.join(each)}<|tool_calls_section_end|>"
+
+
+_DSML = "\uff5cDSML\uff5c"
+
+
+def deepseek_v32(calls: Sequence[Call]) -> str:
+    def argument(key: str, value: Value) -> str:
+        is_text = "true" if isinstance(value, str) else "false"
+        return f'<{_DSML}parameter name="{key}" string="{is_text}">{_bare(value)}</{_DSML}parameter>\n'
+
+    each = (
+        f'<{_DSML}invoke name="{call.name}">\n'
+        + "".join(argument(key, value) for key, value in call.arguments.items())
+        + f"</{_DSML}invoke>\n"
+        for call in calls
+    )
+    return f"<{_DSML}function_calls>\n{''.join(each)}</{_DSML}function_calls>"
+
+
+def granite(calls: Sequence[Call], begin: str = "<|tool_call|>", end: str = "") -> str:
+    each = (f'{{"name": "{call.name}", "arguments": {_dump(call.arguments)}}}' for call in calls)
+    return f"{begin}[{', '.join(each)}]{end}"
+
+
+def phi4(calls: Sequence[Call]) -> str:
+    return granite(calls, end="<|/tool_call|>")
+
+
+def phi4_old(calls: Sequence[Call]) -> str:
+    return granite(calls, "functools")
+
+
+def cohere(calls: Sequence[Call]) -> str:
+    each = (
+        f'{{"tool_call_id": "{k}", "tool_name": "{c.name}", "parameters": {_dump(c.arguments)}}}'
+        for k, c in enumerate(calls)
+    )
+    listed = ",\n    ".join(each)
+    return f"<|START_ACTION|>[\n    {listed}\n]<|END_ACTION|>"
+
+
 _THINK = ("<think>", "</think>")
 _TOOL_CALL = ("<tool_call>", "</tool_call>", *_THINK)
 _GEMMA = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>")
+_MISTRAL = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]")
+_MISTRAL_THINK = ("[THINK]", "[/THINK]")
+_GLM = (*_TOOL_CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+_KIMI = (
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
+    *("<|tool_call_argument_begin|>", "<|tool_call_end|>", *_THINK),
+)
+_COHERE = ("<|START_ACTION|>", "<|END_ACTION|>", "<|START_THINKING|>", "<|END_THINKING|>")
 WRITERS: Mapping[str, tuple[str, Writer]] = {
     "hermes": ("hermes", Writer(hermes, markers=_TOOL_CALL)),
     "hermes, arguments first": ("hermes", Writer(hermes_arguments_first, markers=_TOOL_CALL)),
@@ -241,7 +329,21 @@ WRITERS: Mapping[str, tuple[str, Writer]] = {
         "gemma",
         Writer(function_gemma, None, markers=("<start_function_call>", "<end_function_call>", "<escape>")),
     ),
+    "mistral": ("mistral", Writer(mistral, _MISTRAL_THINK, markers=_MISTRAL)),
+    "mistral, numbered": ("mistral", Writer(mistral_numbered, _MISTRAL_THINK, markers=_MISTRAL)),
+    "mistral, a list": ("mistral", Writer(mistral_list, None, markers=("[TOOL_CALLS]",))),
+    "glm45": ("glm45", Writer(glm45, markers=_GLM)),
+    "glm47": ("glm45", Writer(glm47, markers=_GLM)),
+    "kimi_k2": ("kimi_k2", Writer(kimi_k2, markers=_KIMI)),
+    "deepseek_v32": ("deepseek_v32", Writer(deepseek_v32, markers=(_DSML, *_THINK))),
+    "granite": ("granite", Writer(granite, None, markers=("<|tool_call|>",))),
+    "phi4": ("granite", Writer(phi4, None, markers=("<|tool_call|>", "<|/tool_call|>"))),
+    "phi4, older": ("granite", Writer(phi4_old, None)),
+    "cohere": ("cohere", Writer(cohere, ("<|START_THINKING|>", "<|END_THINKING|>"), markers=_COHERE)),
 }
 """What is written |-> (branch that reads it, writer)."""
-JSON_BYTES = ("hermes", "hermes, arguments first", "deepseek_v3", "deepseek_v31", "llama3_json", "llama3_json, tagged")
+JSON_BYTES = (
+    *("hermes", "hermes, arguments first", "deepseek_v3", "deepseek_v31", "llama3_json", "llama3_json, tagged"),
+    *("mistral", "mistral, numbered", "mistral, a list", "kimi_k2", "granite", "phi4", "phi4, older", "cohere"),
+)
 """Those that carry arguments as JSON."""

@@ -90,14 +90,18 @@ class CallGrammar:
         return next((marker for marker in begins if marker in self.tokens.control), begins[0])
 
     def up_to(self, end: str) -> str:
-        """Any text up to and with a marker, which does not stand in it."""
-        if end in self.tokens.control:
-            return self.rule(f"{TEXT} {self.literal(end)}")
+        """Any text up to and with a marker, which does not stand in it. One of several tokens may have a control token
+        in it."""
+        for control, token in self.tokens.control.items():
+            before, found, after = end.partition(control)
+            if found:
+                text = f"/(?s:.*){pattern_of(before)}/"
+                return self.rule(" ".join(filter(None, (text, f"<[{token}]>", self.literal(after)))))
         return self.rule(TEXT, f"[suffix={self.literal(end)}]")
 
     def without(self, marker: str) -> str:
         """Any text in which a marker does not stand."""
-        if marker in self.tokens.control:
+        if any(control in marker for control in self.tokens.control):
             return TEXT
         return self.text_but(f"(?s:.*){pattern_of(marker)}(?s:.*)")
 

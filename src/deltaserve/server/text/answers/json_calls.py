@@ -5,7 +5,8 @@ import msgspec
 from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
 
 _ARGUMENTS = ("arguments", "parameters")
-_BEFORE = ('"name"', '"type"', '"id"')
+_NAMES = ('"name"', '"tool_name"')
+_BEFORE = (*_NAMES, '"type"', '"id"', '"tool_call_id"')
 """What may stand before them."""
 _MAX_NAME = 256
 
@@ -33,9 +34,30 @@ def read_json_call(stream: AnswerStream, *, any_order: bool) -> Wait[bool]:
         if text is None:
             return False
         stream.call(name, text)
-    yield from stream.skip()
-    yield from stream.accept("}")
+    yield from _skip_rest(stream)
     return True
+
+
+def read_json_list(stream: AnswerStream, *ends: str) -> Wait[bool]:
+    """Say the calls of a JSON list that begins here, and read what ends it. False: the first is none."""
+    if not (yield from stream.accept("[")):
+        return False
+    return (yield from stream.each_call(lambda: read_json_call(stream, any_order=False), "]", *ends, separator=","))
+
+
+def _skip_rest(stream: AnswerStream) -> Wait[None]:
+    """Read texts behind the arguments, such as an id, and the brace."""
+    yield from stream.skip()
+    while (yield from stream.accept(",")):
+        yield from stream.skip()
+        yield from stream.json_string(_MAX_NAME)
+        yield from stream.skip()
+        yield from stream.accept(":")
+        yield from stream.skip()
+        if (yield from stream.json_string(_MAX_NAME)) is None:
+            return
+        yield from stream.skip()
+    yield from stream.accept("}")
 
 
 def _head(stream: AnswerStream) -> Wait[str | None]:
@@ -54,7 +76,7 @@ def _head(stream: AnswerStream) -> Wait[str | None]:
         value = yield from stream.json_string(_MAX_NAME)
         if key not in _BEFORE or value is None:
             return None
-        name = _text_of(value) if key == '"name"' else name
+        name = _text_of(value) if key in _NAMES else name
         yield from stream.skip()
         if name is not None and (yield from stream.peek()) == "}":
             return name

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
 from deltaserve.server.text.answers.call_grammar import CallGrammar
-from deltaserve.server.text.answers.typed_values import Schema, is_text, json_text, texts_of, typed
+from deltaserve.server.text.answers.typed_values import Schema, is_json, is_text, json_text, texts_of, typed
 
 _MAX_NAME = 256
 
@@ -18,11 +18,16 @@ class Tags:
     name_end: str
     argument: str
     """Before the name of an argument."""
-    argument_name_end: str
+    argument_name_end: str | tuple[str, str]
+    """Two: white space may stand between them."""
     argument_end: str
     end: str
     on_own_lines: bool
     """A line break stands before and behind each value."""
+    may_join: bool = False
+    """Line breaks between parts may be left out."""
+    kinds: tuple[str, str] = ("", "")
+    """Behind the name of an argument: that its value is a text, or JSON."""
 
 
 def read_tagged_call(stream: AnswerStream, tags: Tags) -> Wait[bool]:
@@ -33,25 +38,53 @@ def read_tagged_call(stream: AnswerStream, tags: Tags) -> Wait[bool]:
     if named is None or named[0] not in stream.tools:
         return False
     stream.begin_call(named[0])
-    schema, before = stream.tools[named[0]], "{"
+    yield from read_tagged_arguments(stream, tags, stream.tools[named[0]])
+    return True
+
+
+def read_tagged_arguments(stream: AnswerStream, tags: Tags, schema: Schema, *, is_begun: bool = False) -> Wait[None]:
+    """Say the arguments of the call that has begun, up to its end. `is_begun`: the first one's tag was read.
+
+    What is malformed is content, and the arguments have no end.
+    """
+    before = "{"
     line = "\n" if tags.on_own_lines else ""
     while True:
         yield from stream.skip()
-        if (yield from stream.accept(tags.end)):
+        if not is_begun and (yield from stream.accept(tags.end)):
             stream.arguments("{}" if before == "{" else "}")
-            return True
-        if not (yield from stream.accept(tags.argument)):
-            return True  # malformed: what follows is content, and the arguments have no end
-        key = yield from stream.until(tags.argument_name_end, most=_MAX_NAME)
-        value = None if key is None else (yield from stream.until(tags.argument_end))
+            return
+        if not is_begun and not (yield from stream.accept(tags.argument)):
+            return
+        is_begun = False
+        key = yield from _key(stream, tags)
         if key is None:
-            return True
+            return
+        key, kind = _kind(key, tags)
+        value = yield from stream.until(tags.argument_end)
         if value is None:  # the answer is cut: so is the string
-            stream.arguments(f"{before}{json_text(key[0])}: {json_text(stream.take().removeprefix(line))[:-1]}")
-            return True
+            stream.arguments(f"{before}{json_text(key)}: {json_text(stream.take().removeprefix(line))[:-1]}")
+            return
         text = value[0].removeprefix(line).removesuffix(line)
-        stream.arguments(f"{before}{json_text(key[0])}: {typed(text, key[0], schema)}")
+        told = text if kind == tags.kinds[1] and kind and is_json(text) else typed(text, key, schema)
+        stream.arguments(f"{before}{json_text(key)}: {json_text(text) if kind == tags.kinds[0] and kind else told}")
         before = ", "
+
+
+def _key(stream: AnswerStream, tags: Tags) -> Wait[str | None]:
+    first, *others = [tags.argument_name_end] if isinstance(tags.argument_name_end, str) else tags.argument_name_end
+    key = yield from stream.until(first, most=_MAX_NAME)
+    for each in others:
+        yield from stream.skip()
+        if not (yield from stream.accept(each)):
+            return None
+    return None if key is None else key[0]
+
+
+def _kind(key: str, tags: Tags) -> tuple[str, str]:
+    """(name of an argument, which kind of value was told)."""
+    kind = next((each for each in tags.kinds if each and key.endswith(each)), "")
+    return key.removesuffix(kind), kind
 
 
 def write_tagged_call(grammar: CallGrammar, tags: Tags) -> str:
@@ -62,14 +95,17 @@ def write_tagged_call(grammar: CallGrammar, tags: Tags) -> str:
 def _one(grammar: CallGrammar, tags: Tags, name: str, schema: Schema) -> str:
     properties = schema.get("properties")
     required = schema.get("required")
-    parts = [grammar.literal(f"{tags.begin}{name}{tags.name_end}\n")]
+    newline = '"\\n"?' if tags.may_join else grammar.literal("\n")
+    parts = [grammar.literal(f"{tags.begin}{name}{tags.name_end}"), newline]
+    first, *others = [tags.argument_name_end] if isinstance(tags.argument_name_end, str) else tags.argument_name_end
+    line = "\n" if tags.on_own_lines else ""
     for key, own in (properties if isinstance(properties, dict) else {}).items():
-        line = "\n" if tags.on_own_lines else ""
-        begin = grammar.literal(f"{tags.argument}{key}{tags.argument_name_end}{line}")
+        kind = tags.kinds[not is_text(own if isinstance(own, dict) else {}, schema)]
+        begin = [grammar.literal(f"{tags.argument}{key}{kind}{first}{'' if others else line}")]
+        begin += [f"{newline} {grammar.literal(each + line)}" for each in others]
         value = _value(grammar, own, schema, line + tags.argument_end)
-        newline = grammar.literal("\n")
         is_required = isinstance(required, list) and key in required
-        parts.append(f"({begin} {value} {newline})" + ("" if is_required else "?"))
+        parts.append(f"({' '.join(begin)} {value} {newline})" + ("" if is_required else "?"))
     return " ".join([*parts, grammar.literal(tags.end)])
 
 
