@@ -10,9 +10,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,38 +110,54 @@ def by_name(case: Case) -> str:
 # ---------------------------------------------------------------- nobody else knows its name
 
 
-def words_of(tree: ast.AST, *, prose: bool = True) -> Iterator[tuple[int, str]]:
-    """(line, text) of all strings and identifiers; comments are none, and neither are docstrings without `prose`: they
-    name models and formats as examples of what is published."""
-    docs = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and not prose}
-    for node in ast.walk(tree):
-        if node in docs:
-            continue
-        line = getattr(node, "lineno", 0)
-        for field, value in ast.iter_fields(node):
-            if isinstance(value, str) and field not in ("type_comment", "kind"):
-                yield line, value
+class Words(NamedTuple):
+    """(line, text) of a file; comments are none."""
+
+    all: tuple[tuple[int, str], ...]
+    """Strings and identifiers."""
+    named: tuple[tuple[int, str], ...]
+    """Without docstrings: they name models and formats as examples of what is published."""
+    constants: tuple[tuple[int, str], ...]
+    """Whole strings."""
 
 
-def mentions(case: Case, tree: ast.AST) -> list[int]:
+@cache
+def words_of(tree: ast.Module) -> Words:
+    nodes = list(ast.walk(tree))
+    docs = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    words = [
+        (node, (getattr(node, "lineno", 0), value))
+        for node in nodes
+        for field, value in ast.iter_fields(node)
+        if isinstance(value, str) and field not in ("type_comment", "kind")
+    ]
+    return Words(
+        all=tuple(word for _, word in words),
+        named=tuple(word for node, word in words if node not in docs),
+        constants=tuple(word for node, word in words if isinstance(node, ast.Constant)),
+    )
+
+
+def mentions(case: Case, tree: ast.Module) -> list[int]:
     """Lines on which the branch is named."""
     if case.name in ORDINARY_WORDS or case.kind == "ANSWERS":  # formats are often called like families of models
         own = [".".join(path.with_suffix("").parts[1:]) for path in case.paths]
-        texts = {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value == case.name}
+        paths = tuple(f"{path}." for path in own)
         return [
-            *sorted(texts),
-            *(line for line, text in words_of(tree) if any(f"{text}.".startswith(f"{o}.") for o in own)),
+            *sorted({line for line, text in words_of(tree).constants if text == case.name}),
+            *(line for line, text in words_of(tree).all if f"{text}.".startswith(paths)),
         ]
     if case.kind == "FAMILIES":
-        return [line for line, text in words_of(tree, prose=False) if case.name in families_in(text)]
-    prose = case.kind != "FORMATS"
-    return [line for line, text in words_of(tree, prose=prose) if re.search(case.name, text, re.IGNORECASE)]
+        return [line for line, text in words_of(tree).named if case.name in families_in(text)]
+    words = words_of(tree).named if case.kind == "FORMATS" else words_of(tree).all
+    return [line for line, text in words if case.name in text.lower()]
 
 
 _LONGEST_FIRST = sorted((case.name for case in FAMILIES), key=len, reverse=True)
 _FAMILY = re.compile("|".join(name.replace("_", "[-_ .]?") for name in _LONGEST_FIRST), re.IGNORECASE)
 
 
+@cache
 def families_in(text: str) -> set[str]:
     """Families named in it: `Qwen3.5` is qwen3_5, not qwen3."""
     found = {re.sub("[-_ .]", "", name).lower() for name in _FAMILY.findall(text)}
@@ -182,10 +199,10 @@ def test_names_are_found() -> None:
 # ---------------------------------------------------------------- the tree without it
 
 
-def copied(to: Path) -> Path:
-    """What there is to import and to test, with what is compiled of it: half of a first start is compiling."""
+def copied(to: Path, *parts: str) -> Path:
+    """What there is to import, with what is compiled of it: half of a first start is compiling; and `parts`."""
     unfinished = shutil.ignore_patterns("*.pyc.*")
-    for part in ("src", "tests", "pyproject.toml"):
+    for part in ("src", *parts):
         source = ROOT / part
         if source.is_dir():
             shutil.copytree(source, to / part, ignore=unfinished)
@@ -194,10 +211,15 @@ def copied(to: Path) -> Path:
     return to
 
 
-def without(case: Case, to: Path) -> Path:
-    """A copy without the branch's folder and its line."""
-    copied(to)
-    delete(case, to)
+TESTS = ("tests", "pyproject.toml")
+"""Parts of a copy that is tested."""
+
+
+def without(cases: Iterable[Case], to: Path, *parts: str) -> Path:
+    """A copy without these branches' folders and lines."""
+    copied(to, *parts)
+    for case in cases:
+        delete(case, to)
     return to
 
 
@@ -262,22 +284,6 @@ def check_tree(tree: Path) -> None:
     assert held.returncode == 0, held.stdout
 
 
-FOLDERS = [case for case in CASES if case.kind in ("TRANSPORTS", "ATTENTION")]
-
-
-@pytest.mark.parametrize("case", FOLDERS, ids=by_name)
-def test_without_a_branch_everything_imports(case: Case, tmp_path: Path) -> None:
-    check_imports(without(case, tmp_path))
-
-
-def test_with_one_transport_and_the_attention_of_the_trunk_the_laws_hold(tmp_path: Path) -> None:
-    tree = copied(tmp_path)
-    for case in FOLDERS:
-        if case.name != "local":
-            delete(case, tree)
-    check_tree(tree)
-
-
 def answer_of(tree: Path, folder: Path, *flags: str) -> str:
     """What a server of that tree says at its start. Raises AssertionError unless it answers a question rightly."""
     (asked,) = ask_about(1, 1, 8, seed=1)
@@ -297,13 +303,27 @@ def answer_of(tree: Path, folder: Path, *flags: str) -> str:
 
 
 TRANSPORTS = [case for case in CASES if case.kind == "TRANSPORTS"]
+ATTENTION = [case for case in CASES if case.kind == "ATTENTION"]
+FOLDERS = list(zip_longest(TRANSPORTS, ATTENTION))
+"""A branch of either kind at a time: neither knows of the other."""
 
 
-@pytest.mark.parametrize("case", TRANSPORTS, ids=by_name)
-def test_without_a_transport_pages_move_by_the_next_one(case: Case, tmp_path: Path) -> None:
-    left = [other for other in branches.TRANSPORTS if other != case.name]
-    said = answer_of(without(case, tmp_path / "tree"), tmp_path / "run")
-    assert f"pages move by {left[0]}" in said
+def by_names(cases: Sequence[Case | None]) -> str:
+    return "-".join(case.name for case in cases if case is not None)
+
+
+@pytest.mark.parametrize("cases", FOLDERS, ids=by_names)
+def test_without_a_transport_and_an_attention_backend_the_next_ones_serve(
+    cases: Sequence[Case | None], tmp_path: Path
+) -> None:
+    gone = [case for case in cases if case is not None]
+    tree = without(gone, tmp_path / "tree")
+    check_imports(tree)
+    left = {kind: [name for name in KINDS[kind] if name not in {case.name for case in gone}] for kind in KINDS}
+    said = python(tree, "-m", "deltaserve", "serve", "--help-all").stdout
+    assert f"--attention-backend {'|'.join(('auto', *left['ATTENTION']))}" in said
+    assert f"--disaggregation-transfer-backend {'|'.join(('auto', *left['TRANSPORTS']))}" in said
+    assert f"pages move by {left['TRANSPORTS'][0]}" in answer_of(tree, tmp_path / "run")
 
 
 OF_RECALL_MODEL = "qwen3"
@@ -329,7 +349,7 @@ for path in sys.argv[1:]:
 def test_without_a_family_the_others_are_read(case: Case, tmp_path: Path, tiny_models: Path) -> None:
     """Every family can go: what two have in common stands in files of its own (family.py, hybrid_fields.py). That no
     other code knows one is shown above, so that what imports torch is imported once, below."""
-    tree = without(case, tmp_path)
+    tree = without([case], tmp_path)
     kinds = ((entry.name, family) for entry in FAMILIES for family in import_module(entry.module).FAMILIES)
     folders = {family.model_type: name for name, family in kinds if family.model_type in SERVED}
     assert {*folders.values()} == {entry.name for entry in FAMILIES}
@@ -341,15 +361,6 @@ def test_without_a_family_the_others_are_read(case: Case, tmp_path: Path, tiny_m
             assert re.match(r"refused: config.json: architecture '\w+' is not supported; supported: ", said[name])
         else:
             assert said[name] == name
-
-
-def test_with_one_family_left_a_server_answers(tmp_path: Path) -> None:
-    tree = copied(tmp_path / "tree")
-    for case in FAMILIES:
-        if case.name != OF_RECALL_MODEL:
-            delete(case, tree)
-    check_tree(tree)
-    answer_of(tree, tmp_path / "run")
 
 
 ANSWERS = [case for case in CASES if case.kind == "ANSWERS"]
@@ -367,49 +378,32 @@ def test_without_a_format_of_answers_the_others_are_there(tmp_path: Path) -> Non
             shutil.copy(ROOT / path, tree / path)
 
 
-def test_without_formats_of_answers_a_server_answers(tmp_path: Path) -> None:
-    tree = copied(tmp_path / "tree")
-    for case in ANSWERS:
-        delete(case, tree)
-    check_tree(tree)
-    answer_of(tree, tmp_path / "run")
+LEFT = {("TRANSPORTS", "local"), ("FAMILIES", OF_RECALL_MODEL)}
+"""With what the trunk has of other kinds: what it takes to serve the recall model."""
+DELETED = [case for case in CASES if (case.kind, case.name) not in LEFT and case.kind != "DIALECTS"]
+"""Dialects: tests/server/test_dialects.py."""
 
 
-def test_without_draft_algorithms_a_server_answers(tmp_path: Path) -> None:
-    """Without any: that no other code knows one is shown above. Dialects: tests/server/test_dialects.py."""
-    tree = copied(tmp_path / "tree")
-    for case in DRAFTS:
-        delete(case, tree)
+@pytest.mark.parametrize("kind", ["FAMILIES", "ANSWERS", "DRAFTS", "FORMATS"])
+def test_without_a_kind_of_branches_everything_imports(kind: str, tmp_path: Path) -> None:
+    """That no other code knows a branch is shown above; that a server answers below."""
+    check_imports(without([case for case in DELETED if case.kind == kind], tmp_path))
+
+
+def test_the_trunk_alone_keeps_the_laws_and_answers(tmp_path: Path) -> None:
+    """Without all branches that can be left out at once; checkpoints in other formats are refused, a line each."""
+    tree = without(DELETED, tmp_path / "tree", *TESTS)
     check_tree(tree)
-    answer_of(tree, tmp_path / "run", "--speculative-algorithm", "off")
+    said = answer_of(tree, tmp_path / "run", "--speculative-algorithm", "off")
+    assert "pages move by local" in said
     asked = python(tree, "-m", "deltaserve", "serve", str(RECALL_MODEL), "--speculative-algorithm", "NGRAM")
     assert (asked.returncode, asked.stderr) == (2, "deltaserve: --speculative-algorithm 'NGRAM': must be off\n")
-
-
-ATTENTION = [case for case in CASES if case.kind == "ATTENTION"]
-
-
-@pytest.mark.parametrize("case", ATTENTION, ids=by_name)
-def test_without_an_attention_backend_another_computes(case: Case, tmp_path: Path) -> None:
-    tree = without(case, tmp_path / "tree")
-    left = "|".join(("auto", *(name for name in branches.ATTENTION if name != case.name)))
-    assert f"--attention-backend {left}" in python(tree, "-m", "deltaserve", "serve", "--help-all").stdout
-    answer_of(tree, tmp_path / "run")
-
-
-def test_with_one_format_left_a_server_answers(tmp_path: Path) -> None:
-    """And checkpoints in the others are refused, a line each."""
-    tree = copied(tmp_path / "tree")
-    for case in FORMATS:
-        delete(case, tree)
-    check_tree(tree)
-    answer_of(tree, tmp_path / "run")
-    file, _ = write_gguf(VARIANTS["llama"], tmp_path / "gguf", Kind.Q8_0)
-    quantised, _ = write_fp8_blocks(VARIANTS["llama"], tmp_path, (64, 64))
+    file, _ = write_gguf(VARIANTS[OF_RECALL_MODEL], tmp_path / "gguf", Kind.Q8_0)
+    quantised, _ = write_fp8_blocks(VARIANTS[OF_RECALL_MODEL], tmp_path, (64, 64))
     told = python(tree, "-c", FAMILIES_LEFT, str(file), str(quantised))
-    said = dict(line.split(" ", 1) for line in told.stdout.splitlines())
-    assert said[file.name].startswith("refused: config.json: "), told.stderr
-    assert said[quantised.name].startswith("refused: config.json: weights that are quantised")
+    refusals = dict(line.split(" ", 1) for line in told.stdout.splitlines())
+    assert refusals[file.name].startswith("refused: config.json: "), told.stderr
+    assert refusals[quantised.name].startswith("refused: config.json: weights that are quantised")
 
 
 # ---------------------------------------------------------------- one more
@@ -447,42 +441,51 @@ print(self_test_error(pool.page_arenas[0], 8, torch.float32, make), *made)
 """
 
 
-def with_tin(table: str, package: Path, origin: str, name: str, to: Path) -> Path:
-    """A copy with a further branch: the code of one that there is, under another name. What is counted is what it takes
-    to add it."""
-    copied(to)
-    shutil.copytree(to / package / origin, to / package / "tin", ignore=shutil.ignore_patterns("__pycache__"))
-    module = ".".join(package.parts[1:])
-    for path in (to / package / "tin").glob("*.py"):
-        text = path.read_text().replace(f"{module}.{origin}", f"{module}.tin")
-        path.write_text(text.replace(f'"{name}"', '"tin"'))
-    text = (to / TABLE).read_text()
-    start = text.index("        ", text.index(f"\n{table}:"))
-    (to / TABLE).write_text(f'{text[:start]}        "tin": Branch("{module}.tin.kind"),\n{text[start:]}')
-    compared = filecmp.dircmp(ROOT / package, to / package)
-    assert compared.right_only == ["tin"]
-    changed = [path for path in SRC.rglob("*.py") if path.read_text() != (to / path.relative_to(ROOT)).read_text()]
+class Origin(NamedTuple):
+    """A branch whose code is added under another name."""
+
+    table: str
+    package: Path
+    folder: str
+    name: str
+
+
+ORIGINS = (
+    Origin("TRANSPORTS", Path("src/deltaserve/transports"), "local", "local"),
+    Origin("ATTENTION", Path("src/deltaserve/compute/attention"), "reference", "torch"),
+)
+
+
+def add_tin(tree: Path, origin: Origin) -> None:
+    """A further branch: the code of one that there is. What is counted is what it takes to add it."""
+    package = tree / origin.package
+    shutil.copytree(package / origin.folder, package / "tin", ignore=shutil.ignore_patterns("__pycache__"))
+    module = ".".join(origin.package.parts[1:])
+    for path in (package / "tin").glob("*.py"):
+        text = path.read_text().replace(f"{module}.{origin.folder}", f"{module}.tin")
+        path.write_text(text.replace(f'"{origin.name}"', '"tin"'))
+    text = (tree / TABLE).read_text()
+    start = text.index("        ", text.index(f"\n{origin.table}:"))
+    (tree / TABLE).write_text(f'{text[:start]}        "tin": Branch("{module}.tin.kind"),\n{text[start:]}')
+    assert filecmp.dircmp(ROOT / origin.package, package).right_only == ["tin"]
+
+
+def test_a_transport_and_an_attention_backend_cost_a_folder_and_a_line_each(tmp_path: Path) -> None:
+    """One conforms, the other computes what the reference does; both are in --help, and a server that is asked for them
+    answers."""
+    tree = copied(tmp_path / "tree", *TESTS)
+    for origin in ORIGINS:
+        add_tin(tree, origin)
+    changed = [path for path in SRC.rglob("*.py") if path.read_text() != (tree / path.relative_to(ROOT)).read_text()]
     assert changed == [ROOT / TABLE]
-    assert len((to / TABLE).read_text().splitlines()) == len((ROOT / TABLE).read_text().splitlines()) + 1
-    return to
+    assert len((tree / TABLE).read_text().splitlines()) == len((ROOT / TABLE).read_text().splitlines()) + len(ORIGINS)
 
-
-def test_a_transport_costs_a_folder_and_a_line(tmp_path: Path) -> None:
-    """It conforms, is in --help, and moves the pages of a server that is asked for it."""
-    tree = with_tin("TRANSPORTS", Path("src/deltaserve/transports"), "local", "local", tmp_path / "tree")
     conforms = python(tree, "-c", CONFORMS)
     assert re.fullmatch(r"conforms: \d\d checks\n", conforms.stdout), conforms.stderr
-    told = python(tree, "-m", "deltaserve", "serve", "--help-all").stdout
-    assert "--disaggregation-transfer-backend auto|tin|local|nixl|mooncake" in told
-    said = answer_of(tree, tmp_path / "run", "--disaggregation-transfer-backend", "tin")
-    assert "pages move by tin" in said
-
-
-def test_an_attention_backend_costs_a_folder_and_a_line(tmp_path: Path) -> None:
-    """It computes what the reference does, is in --help, and a server that is asked for it answers."""
-    tree = with_tin("ATTENTION", Path("src/deltaserve/compute/attention"), "reference", "torch", tmp_path / "tree")
     computes = python(tree, "-c", COMPUTES)
     assert computes.stdout == "0.0 deltaserve.compute.attention.tin.torch_attention\n", computes.stderr
     told = python(tree, "-m", "deltaserve", "serve", "--help-all").stdout
+    assert "--disaggregation-transfer-backend auto|tin|local|nixl|mooncake" in told
     assert "--attention-backend auto|tin|native|triton|torch|flashinfer" in told
-    answer_of(tree, tmp_path / "run", "--attention-backend", "tin")
+    flags = ("--disaggregation-transfer-backend", "tin", "--attention-backend", "tin")
+    assert "pages move by tin" in answer_of(tree, tmp_path / "run", *flags)
