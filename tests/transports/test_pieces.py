@@ -83,8 +83,8 @@ def test_the_kernel_copies_what_the_table_says(process: KernelProcess, spans: Sp
 
 
 @pytest.fixture(scope="module")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelProcess]:
-    yield from compiling_process(str(tmp_path_factory.mktemp("triton")))
+def compiler() -> Iterator[KernelProcess]:
+    yield from compiling_process()
 
 
 def instructions(capability: int, is_wide: bool) -> str:

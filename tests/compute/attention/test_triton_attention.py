@@ -8,7 +8,6 @@ import importlib
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -237,9 +236,9 @@ def test_random_worlds(process: KernelProcess, seed: int) -> None:
 
 
 @pytest.fixture(params=[80, 90, 100])
-def sizes(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[list[int], list[int]]:
+def sizes(request: pytest.FixtureRequest) -> tuple[list[int], list[int]]:
     """Bytes of shared memory of each kernel for small and for large tiles; compiled outside a test's time limit."""
-    for process in compiling_process(str(tmp_path)):
+    for process in compiling_process():
         small = run_in(process, compiled_sizes, Target(request.param, 128, 128, 4))
         large = run_in(process, compiled_sizes, Target(request.param, 576, 512, 16))
     return small, large

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.pool import Pool
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from tests.compute.attention.quick_interpreter import quicken
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 Result = TypeVar("Result")
+_COMPILED = Path(__file__).parents[3] / "out" / "tests" / "triton"
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs triton: pip install 'deltaserve[triton]'")
 
 
@@ -36,9 +38,10 @@ def interpreting_process() -> Iterator[KernelProcess]:
     yield from _process(_interpret)
 
 
-def compiling_process(cache: str) -> Iterator[KernelProcess]:
-    """The kernels are compiled in it; what comes of it is kept in the folder `cache`."""
-    yield from _process(_compile, cache)
+def compiling_process() -> Iterator[KernelProcess]:
+    """The kernels are compiled in it. What comes of it is kept from run to run: Triton compiles anew what depends on a
+    changed source, its own version or the target."""
+    yield from _process(_compile, str(_COMPILED))
 
 
 def run_in(process: KernelProcess, check: Callable[..., Result], *args: Any) -> Result:

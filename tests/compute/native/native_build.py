@@ -22,9 +22,9 @@ from deltaserve.core.rounding import Rounding
 
 EMULATED_AMX = "amx_emulated"
 ISAS = (*KERNEL_FLAGS["x86_64"], EMULATED_AMX)
-_BUILDS = Path(__file__).parents[3] / "out" / "tests"
+BUILDS = Path(__file__).parents[3] / "out" / "tests"
 _LIBRARY = SOURCES / LIBRARY_NAME
-_EMULATED = _BUILDS / "libdeltaserve_emulated.so"
+_EMULATED = BUILDS / "libdeltaserve_emulated.so"
 
 
 def build_libraries(test_ids: Sequence[str]) -> None:
@@ -60,8 +60,8 @@ def _library(path: Path, *flags: str) -> NativeLibrary:
 @cache
 def _why_not(path: Path, *flags: str) -> str | None:
     """Compiles the library where it is not current, once in a run; why that is not possible here."""
-    _BUILDS.mkdir(parents=True, exist_ok=True)
-    with (_BUILDS / "compile.lock").open("w") as lock:  # of two processes that want a library one compiles
+    BUILDS.mkdir(parents=True, exist_ok=True)
+    with (BUILDS / "compile.lock").open("w") as lock:  # of two processes that want a library one compiles
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_current(path):
             try:

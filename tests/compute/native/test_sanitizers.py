@@ -14,8 +14,10 @@ from deltaserve.compute.native.compile_library import (
     CannotCompile,
     compile_library,
     find_compiler,
+    sources_digest,
 )
-from tests.compute.native.native_build import compiled_library
+from tests.compute.native.native_build import BUILDS, compiled_library
+from tests.fixtures.cached import made_once
 
 # Of UBSan what the compiler checks in reasonable time: pointers that are null or not aligned cost it minutes.
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize=null,alignment,object-size,vptr")
@@ -51,7 +53,8 @@ def test_against_plain_arithmetic(program: Path) -> None:
 
 @pytest.fixture(scope="module")
 def checked_programs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The drivers with a library, all under the sanitizers. Skips where those do not build or run."""
+    """The drivers with a library, all under the sanitizers, compiled when a source, a flag or the compiler changed.
+    Skips where those do not build or run."""
     folder = tmp_path_factory.mktemp("sanitizers")
     (folder / "nothing.cpp").write_text("int main() { return 0; }\n")
     try:
@@ -60,11 +63,24 @@ def checked_programs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         pytest.skip(str(error))
     if built.returncode or run([str(folder / "nothing")]).returncode:
         pytest.skip("programs with AddressSanitizer and UBSan do not build or run here")
+    kept = made_once(BUILDS / "sanitizers", _made_of(), _make_checked_programs)
+    return [kept / driver.stem for driver in DRIVERS]
+
+
+def _made_of() -> list[bytes]:
+    digest = sources_digest()
+    assert digest is not None
+    version = run([*find_compiler(), "-v"]).stderr
+    texts = (digest, version, *FLAGS, *CHECKED, Path(__file__).read_text(), *(path.read_text() for path in DRIVERS))
+    return [text.encode() for text in texts]
+
+
+def _make_checked_programs(folder: Path) -> None:
     compile_library(folder / LIBRARY_NAME, (*CHECKED, EMULATED_TILES))
     for driver in DRIVERS:
-        built = build(driver, folder / driver.stem, *CHECKED, str(folder / LIBRARY_NAME), f"-Wl,-rpath,{folder}")
+        beside = (f"-L{folder}", f"-l:{LIBRARY_NAME}", "-Wl,-rpath,$ORIGIN")
+        built = build(driver, folder / driver.stem, *CHECKED, *beside)
         assert not built.returncode, built.stderr
-    return [folder / driver.stem for driver in DRIVERS]
 
 
 def test_no_step_beyond_an_array(checked_programs: list[Path]) -> None:
