@@ -190,6 +190,21 @@ def test_help_and_errors_load_neither_torch_nor_the_server() -> None:
     assert ended.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize(
+    ("module", "unneeded"),
+    [
+        ("deltaserve.launch.serve", {"torch", "starlette", "uvicorn", "zmq"}),
+        ("deltaserve.process.worker.worker_process", {"torch", "starlette"}),
+        ("deltaserve.process.worker.rank_process", {"torch", "starlette"}),
+    ],
+)
+def test_a_process_starts_without_what_others_need(module: str, unneeded: set[str]) -> None:
+    """The supervisor without the server of its front; a worker's loop and threads without torch."""
+    code = f"import sys, {module}; print(sorted({unneeded} & set(sys.modules)))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert ended.stdout == "[]\n"
+
+
 def start(*argv: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "deltaserve.cli.main", *argv]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

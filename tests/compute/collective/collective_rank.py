@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from deltaserve.compute.collective.collective import Collective, ProcessCollective
-from deltaserve.compute.collective.rank_mesh import CollectiveError
+from deltaserve.compute.collective.collective_error import CollectiveError
 from deltaserve.core.layout.shard import Shard
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from deltaserve.compute.collective.collective_error import CollectiveError
 from deltaserve.compute.collective.expert_group import ExpertMesh
-from deltaserve.compute.collective.rank_mesh import SLOT_BYTES, CollectiveError
+from deltaserve.compute.collective.rank_mesh import SLOT_BYTES
 from deltaserve.core.layout.shard import Shard
 from tests.patience import PATIENCE_S
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from deltaserve.compute.collective.collective import ThreadCollective
-from deltaserve.compute.collective.rank_mesh import CollectiveError
+from deltaserve.compute.collective.collective_error import CollectiveError
 from deltaserve.control.sched.plan import (
     ItemOutcome,
     PageUpdate,

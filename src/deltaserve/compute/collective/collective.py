@@ -13,7 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from deltaserve.compute.collective.rank_mesh import SLOT_BYTES, CollectiveError, RankMesh
+from deltaserve.compute.collective.collective_error import CollectiveError
+from deltaserve.compute.collective.rank_mesh import SLOT_BYTES, RankMesh
 from deltaserve.core.layout.shard import Shard
 
 

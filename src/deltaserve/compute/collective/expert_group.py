@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.collective.collective import ALONE, Collective
-from deltaserve.compute.collective.rank_mesh import NUM_TURNS, SLOT_BYTES, CollectiveError, close_all, limit_waits, meet
+from deltaserve.compute.collective.collective_error import CollectiveError
+from deltaserve.compute.collective.rank_mesh import NUM_TURNS, SLOT_BYTES, close_all, limit_waits, meet
 from deltaserve.core.layout.shard import Shard
 
 _DONE = b"done"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from deltaserve.compute.collective.rank_mesh import CollectiveError
+from deltaserve.compute.collective.collective_error import CollectiveError
 from deltaserve.core.layout.shard import Shard
 
 

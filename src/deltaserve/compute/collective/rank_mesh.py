@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from deltaserve.compute.collective.collective_error import CollectiveError
 from deltaserve.core.layout.shard import Shard
 
 SLOT_BYTES = 1 << 20
@@ -26,10 +27,6 @@ _READY = struct.Struct("<QQ")
 """Number of the exchange, and its bytes."""
 _TIMEVAL = struct.Struct("@ll")
 _CONNECT_EVERY_S = 0.01
-
-
-class CollectiveError(RuntimeError):
-    """A rank did not take part in time, or is gone. The ranks are out of step for good: the worker ends."""
 
 
 def meet(shard: Shard, meeting_point: Path, timeout_s: float) -> tuple[list[socket.socket], Tensor]:

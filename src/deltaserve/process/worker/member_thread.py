@@ -5,14 +5,15 @@ at once, in one poll, and joins with no rows when one of them begins.
 """
 
 import selectors
+import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
-from deltaserve.compute.collective.expert_group import ExpertMesh
-from deltaserve.compute.collective.rank_mesh import CollectiveError
+from deltaserve.compute.collective.collective_error import CollectiveError
 from deltaserve.control.sched.executor import Executor
 from deltaserve.control.sched.plan import StepPlan, StepResult
 from deltaserve.control.sched.rounds import MemberRounds, RoundPart
@@ -21,11 +22,25 @@ from deltaserve.process.children.mailbox import Mailbox
 from deltaserve.process.worker.transfer_thread import Reports
 
 
+class GroupMesh(Protocol):
+    """What the thread asks of a group's connections (compute/collective/expert_group.py), which need torch."""
+
+    @property
+    def sockets(self) -> Iterable[socket.socket]: ...
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def has_begun(self) -> bool: ...
+
+    def say_done(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertMember:
     """What a worker has of its expert group."""
 
-    mesh: ExpertMesh
+    mesh: GroupMesh
     accompany: Callable[[], None]
     """Take part in a round without a plan. Raises CollectiveError."""
 
