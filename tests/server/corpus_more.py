@@ -131,6 +131,9 @@ def hostile_schemas() -> Iterator[object]:
     yield {"$ref": "#/$defs/x0", "$defs": ring}
     yield {"type": "string", "minLength": 5, "maxLength": 3}
     yield {"enum": []}
+    yield {"type": "integer", "multipleOf": 9_999_991}  # a state for each remainder: gigabytes
+    yield {"allOf": [{"type": "integer", "multipleOf": number} for number in (997, 1009, 1013)]}
+    yield {"type": "object", "properties": {f"{number}": {} for number in range(9000)}}
 
 
 def urls() -> Iterator[Case]:

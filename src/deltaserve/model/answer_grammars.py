@@ -4,10 +4,13 @@ The front checks a grammar before it takes the request, the worker that draws co
 limits, so what the front takes the worker can draw by. A compiled grammar stays, by its text; rows get copies.
 """
 
+import math
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from threading import Lock
 
@@ -17,6 +20,15 @@ from deltaserve.core.errors import ENDS_THE_CALLER, DeltaserveError
 
 _MOST_KEPT, _MOST_KEPT_BYTES = 64, 4 << 20
 """Compiled grammars, and bytes of their texts, that are kept."""
+
+
+_MOST_MULTIPLES = 100_000
+"""Sum of all `multipleOf`, and their least common multiple: llguidance builds a state for each remainder, of which
+100,000 take a third of a second and 30 MB, and no limit of its own is about those."""
+_MULTIPLE = re.compile(r'multipleOf\\*"\s*:\s*([0-9.eE+-]{1,64})')
+_ESCAPED = re.compile(r"\\+u([0-9a-fA-F]{4})")
+_MOST_DIGITS = 12
+_FEW = 1000
 
 
 class GrammarError(DeltaserveError):
@@ -75,6 +87,7 @@ class AnswerGrammars:
             raise GrammarError(f"it cannot be compiled: {error}") from error
 
     def _compile_or_raise(self, grammar: str) -> LLMatcher:
+        check_multiples(grammar)
         matcher = LLMatcher(self._read_tokenizer(), grammar, limits=_limits(), log_level=0)
         if not matcher.is_error() and (warnings := matcher.get_grammar_warnings()):
             raise GrammarError(warnings[0])  # the grammar would say less than what was asked
@@ -98,6 +111,41 @@ class AnswerGrammars:
         return self._tokenizer
 
 
+def check_multiples(grammar: str) -> None:
+    """Raises GrammarError where `multipleOf` asks for too many remainders, however its schema came into the grammar."""
+    plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), grammar)
+    values = [abs(value) for text in _MULTIPLE.findall(plain) if (value := _decimal(text)) is not None]
+    for value in values:
+        exponent = value.as_tuple().exponent
+        is_small = isinstance(exponent, int) and exponent >= -_MOST_DIGITS and value.adjusted() < _MOST_DIGITS
+        if not is_small:
+            raise GrammarError(f"multipleOf {value:.6g} is not supported: it has too many digits")
+    places = max((_places(value) for value in values), default=0)
+    common = Decimal(math.lcm(*{int(value.scaleb(places)) for value in values if value})).scaleb(-places)
+    if max(_num_states(common), sum(map(_num_states, values))) > _MOST_MULTIPLES:
+        raise GrammarError(
+            f"multipleOf is not supported for more than {_MOST_MULTIPLES} remainders, all of it together"
+        )
+
+
+def _places(value: Decimal) -> int:
+    """Digits behind the point."""
+    return max(0, -int(value.normalize().as_tuple().exponent))
+
+
+def _num_states(value: Decimal) -> int:
+    """Zeros behind a small number cost nothing."""
+    digits = int("".join(map(str, value.normalize().as_tuple().digits)))
+    return digits if digits <= _FEW else int(value.scaleb(_places(value)))
+
+
+def _decimal(text: str) -> Decimal | None:
+    try:
+        return Decimal(text)
+    except ArithmeticError:
+        return None  # no JSON either: it is refused for that
+
+
 def error_of(matcher: LLMatcher) -> str:
     """Why a matcher is of no use, in one line."""
     text = matcher.get_error().replace("<non-verbose/>", "").strip()
@@ -107,5 +155,6 @@ def error_of(matcher: LLMatcher) -> str:
 
 
 def _limits() -> LLParserLimits:
-    """Bounds of one grammar: about 50 ms for its lexer, as much for each mask, some ten megabytes of its states."""
-    return LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
+    """Bounds of one grammar: about 50 ms for its lexer, as much for each mask, some ten megabytes of its states. Its
+    size is bounded since the time of an object grows with the square of its properties."""
+    return LLParserLimits(max_lexer_states=20_000, max_grammar_size=20_000, verbose_errors=False)

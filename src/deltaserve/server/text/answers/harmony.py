@@ -201,8 +201,8 @@ def _write(grammar: CallGrammar, content: str) -> str:
     analysis = grammar.rule(f"{head} {grammar.reasoning_up_to('<|end|>')} {grammar.literal('<|start|>assistant')}")
     several, endings = [analysis], []
     for name, schema in grammar.tools.items():
-        arguments = f"{grammar.literal('<|message|>')} {grammar.json(schema)}"
-        endings += [f"{grammar.literal(each)} {arguments}" for each in _call_heads(name)]
+        heads = grammar.any_of([grammar.literal(each) for each in _call_heads(name)])
+        endings.append(f"{heads} {grammar.literal('<|message|>')} {grammar.json(schema)}")
     if content == TEXT:
         preamble = grammar.rule(f"{grammar.literal('<|channel|>commentary<|message|>')} {TEXT} {grammar.literal(end)}")
         several.append(preamble)

@@ -1,0 +1,55 @@
+"""Bounds of grammars that llguidance does not have."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from deltaserve.model.answer_grammars import AnswerGrammars, AnswerVocabulary, GrammarError, check_multiples
+from deltaserve.server.structured_output import json_grammar
+from tests.fixtures.tiny_tokenizer import byte_level
+from tools.drawn_schemas import drawn_schema
+
+FOLLOWED: Sequence[Sequence[float]] = (
+    *([], [5], [0.01], [99_991], [0.99991], [1e-7], [1_000_000], [500_000], [0]),
+    *([0.01, 3], [0.01, 5000], [0.25, 0.1], [307, 311], [10, 100, 1000], [7] * 50),
+)
+REFUSED: Sequence[Sequence[float]] = (
+    *([100_003], [9_999_991], [2**31 - 1], [0.999911], [1e300], [1e-300], [7_919_000]),
+    *([997, 1009], [99_991, 99_991], [0.01, 99_991, 3]),
+)
+
+
+def grammar_of(values: Sequence[float]) -> str:
+    schema = {"allOf": [{"type": "number", "multipleOf": value} for value in values]}
+    return json.dumps({"grammars": [{"json_schema": schema}]})
+
+
+@pytest.mark.parametrize("values", FOLLOWED)
+def test_remainders_that_are_few_are_followed(values: Sequence[float]) -> None:
+    check_multiples(grammar_of(values))
+
+
+@pytest.mark.parametrize("values", REFUSED)
+def test_remainders_that_are_many_are_refused_before_a_state_is_built(values: Sequence[float]) -> None:
+    with pytest.raises(GrammarError, match="multipleOf"):
+        check_multiples(grammar_of(values))
+
+
+@pytest.mark.parametrize("name", ["multipleOf", "multiple\\u004ff", "\\u006dultipleOf"])
+def test_a_schema_inside_a_grammar_is_no_way_round(name: str) -> None:
+    lark = f'start: %json {{"type": "integer", "{name}" : 9999991}}'
+    with pytest.raises(GrammarError, match="multipleOf"):
+        check_multiples(json.dumps({"grammars": [{"lark_grammar": lark}]}))
+
+
+def test_large_objects_end_at_a_limit_and_drawn_schemas_do_not() -> None:
+    tokenizer = byte_level(("<|eos|>",))
+    grammars = AnswerGrammars(lambda: AnswerVocabulary(tokenizer.to_str(), 257, (256,)))
+    large: dict[str, object] = {"type": "object", "properties": {f"key{number}": {} for number in range(6000)}}
+    with pytest.raises(GrammarError, match="too big"):
+        grammars.matcher(json_grammar(large, "schema"))
+    fitting: dict[str, object] = {"type": "object", "properties": {f"key{number}": {} for number in range(1000)}}
+    assert not grammars.matcher(json_grammar(fitting, "schema")).is_error()
+    for number in range(1000):
+        assert not grammars.matcher(json_grammar(drawn_schema(number), "schema", "")).is_error(), number
