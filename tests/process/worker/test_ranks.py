@@ -46,8 +46,7 @@ def test_every_rank_computes_every_step(tmp_path: Path, links: Links) -> None:
 
 def test_lines_of_a_rank_name_it(tmp_path: Path) -> None:
     with working(tmp_path, tp_size=2) as worker:
-        worker.port()
-        assert "decode-0 rank 1 INFO" in worker.log()
+        worker.wait_for_log("decode-0 rank 1 INFO ")
 
 
 def test_a_stop_signal_is_for_rank_0_alone(tmp_path: Path, links: Links) -> None:
