@@ -50,15 +50,16 @@ _LONG = (
     "tests/compute/executor/test_equal_bits.py",
     "tests/process/worker/test_ranks.py",
     "tests/launch/test_supervisor.py",
+    "tests/chaos/test_chaos.py",
     "tests/e2e/test_shapes.py",
     "tests/e2e/test_service.py",
+    "tests/chaos/test_nixl_storm.py",
+    "tests/chaos/test_streams.py",
+    "tests/chaos/test_unfenceable.py",
     "tests/e2e/test_deaths.py",
     "tests/e2e/test_roles.py",
     "tests/e2e/test_demo.py",
     "tests/e2e/test_windows.py",
-    "tests/chaos/test_chaos.py",
-    "tests/chaos/test_nixl_storm.py",
-    "tests/chaos/test_streams.py",
 )
 """Files that take longest, of those that have few tests: they come first, or one process ends minutes after the other.
 A file is never split: its tests share fixtures."""
