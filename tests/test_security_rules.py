@@ -92,7 +92,17 @@ _ADDRESS = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])")
 _EXAMPLE = re.compile(r"10\.0\.0\.\d+")
 """Addresses in help texts."""
 _SECRET = re.compile(r"(^|[-_])(key|secret|token|password|credential)$")
-_ADMIN = ("/metrics", "/flush_cache", "/reset_prefix_cache", "/admin/drain", "/admin/role", "/admin/requests/x")
+_ADMIN = (
+    "/metrics",
+    "/flush_cache",
+    "/reset_prefix_cache",
+    "/admin/drain",
+    "/admin/role",
+    "/admin/workers",
+    "/admin/workers/join",
+    "/admin/workers/leave",
+    "/admin/requests/x",
+)
 
 
 @cache

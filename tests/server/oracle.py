@@ -73,6 +73,8 @@ class OracleEngine:
     evictable: dict[str, int] = field(default_factory=lambda: {"decode-0": 7})
     """What a flush would find; empty: no worker is there."""
     num_flushes: int = 0
+    joined: list[tuple[str, Role, str]] = field(default_factory=list)
+    left: list[tuple[str, float]] = field(default_factory=list)
     asked_roles: list[tuple[str, Role, float]] = field(default_factory=list)
 
     async def generate(self, generation: Generation) -> AsyncIterator[OutputDelta]:
@@ -152,6 +154,18 @@ class OracleEngine:
             raise RoleRefused(f"{worker} is the only decode worker")
         self.asked_roles.append((worker, role, grace_s))
         return RoleAnswer.CHANGING
+
+    def add_worker(self, worker: str, role: Role, url: str) -> None:
+        """decode-0 is there as a decode worker."""
+        if (worker, role) == ("decode-0", Role.PREFILL):
+            raise RoleRefused("decode-0 is a decode worker, not prefill")
+        self.joined.append((worker, role, url))
+
+    def remove_worker(self, worker: str, grace_s: float) -> None:
+        """decode-0 and decode-1 are there."""
+        if worker not in ("decode-0", "decode-1"):
+            raise UnknownWorker(f"no worker {worker!r} here, but: decode-0, decode-1")
+        self.left.append((worker, grace_s))
 
     def limits(self) -> Limits | None:
         """As set."""

@@ -121,7 +121,14 @@ async def test_admin_routes_have_a_listener_of_their_own(codec: TextCodec) -> No
             refused = await client.get(admin, headers=_bearer(USER.secret))
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
             assert (await client.get(admin, headers=_bearer(ADMIN.secret))).status_code == 200
-        for path in ("/flush_cache", "/reset_prefix_cache", "/admin/drain", "/admin/role"):
+        for path in (
+            "/flush_cache",
+            "/reset_prefix_cache",
+            "/admin/drain",
+            "/admin/role",
+            "/admin/workers/join",
+            "/admin/workers/leave",
+        ):
             assert (await client.post(server.url + path, headers=_bearer(ADMIN.secret))).status_code == 404
             assert (await client.post(f"http://{host}:{port}{path}", headers=_bearer(USER.secret))).status_code == 403
         wrong = await client.post(f"http://{host}:{port}/v1/completions", headers=_bearer(ADMIN.secret))

@@ -232,6 +232,40 @@ async def test_a_workers_role_is_changed_by_call(codec: TextCodec) -> None:
         assert (refused.status_code, len(engine.asked_roles)) == (403, 1)
 
 
+async def test_workers_join_and_leave_by_call(codec: TextCodec) -> None:
+    engine = OracleEngine()
+    async with served(codec, engine, SETTINGS) as case:
+
+        async def ask(verb: str, **body: object) -> tuple[int, dict[str, object]]:
+            reply = await case.client.post(f"/admin/workers/{verb}", json=body)
+            return reply.status_code, reply.json()
+
+        joined = {"worker": "prefill-10.0.0.1:8998", "role": "prefill", "url": "tcp://10.0.0.1:8998"}
+        assert await ask("join", worker="prefill@10.0.0.1:8998") == (202, joined)
+        assert (await ask("join", worker="big=decode@gpu-7:1"))[1]["worker"] == "big"
+        assert engine.joined == [
+            ("prefill-10.0.0.1:8998", Role.PREFILL, "tcp://10.0.0.1:8998"),
+            ("big", Role.DECODE, "tcp://gpu-7:1"),
+        ]
+        assert await ask("leave", worker="decode-1", grace_s=2) == (202, {"worker": "decode-1", "leaving": True})
+        assert (await ask("leave", worker="decode-0"))[0] == 202
+        assert engine.left == [("decode-1", 2.0), ("decode-0", SETTINGS.grace_s)]
+        for code, verb, body in (
+            (409, "join", {"worker": "decode-0=prefill@10.0.0.1:8998"}),
+            (400, "join", {"worker": "10.0.0.1:8998"}),
+            (400, "join", {"worker": "prefill@10.0.0.1:0"}),
+            (400, "join", {"worker": "front@10.0.0.1:8998"}),
+            (400, "join", {"worker": "prefill@10.0.0.1:8998,decode@10.0.0.1:8999"}),
+            (400, "join", {}),
+            (404, "leave", {"worker": "nobody"}),
+            (400, "leave", {"worker": "decode-0", "grace_s": -1}),
+            (400, "leave", {"worker": ["decode-0"]}),
+        ):
+            status, answer = await ask(verb, **body)
+            assert (status, "error" in answer) == (code, True), body
+        assert (len(engine.joined), len(engine.left)) == (2, 2)
+
+
 async def test_the_one_model_need_not_be_named(codec: TextCodec) -> None:
     async with served(codec, OracleEngine(), SETTINGS) as case:
         reply = await case.client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 2})

@@ -61,7 +61,8 @@ class Command:
 
 def _begin_routing(settings: Settings) -> str:
     network = settings.network
-    where = f"will serve at {api_url(network)}, waits for its workers {network.workers}"
+    known = (network.workers, network.workers_file, network.workers_dns)
+    where = f"will serve at {api_url(network)}, waits for its workers {', '.join(filter(None, known))}"
     return f"router of {settings.model.model_path}: {where}"
 
 

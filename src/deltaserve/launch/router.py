@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from deltaserve.core.errors import ConfigError
-from deltaserve.core.ids import Role
 from deltaserve.launch.compose import Checkpoint
 from deltaserve.launch.fronts import front_specs
 from deltaserve.launch.process_limits import require_threads
@@ -31,6 +30,7 @@ from deltaserve.process.front.secrets import NO_CLUSTER_KEY, read_cluster_key
 from deltaserve.settings.config import Settings
 from deltaserve.settings.resolve import shared_auto_values
 from deltaserve.settings.rules import is_any, is_loopback
+from deltaserve.settings.worker_list import parse_workers
 
 WAITS_FOR_OTHERS = RestartPolicy(start_timeout_s=math.inf)
 """The policy of fronts whose workers are started by somebody else, at any time."""
@@ -41,7 +41,14 @@ def run(settings: Settings) -> int:
     prepared = prepare_router(settings)
     require_free_ports(settings)
     front = front_spec(settings, prepared.checkpoint, prepared.secret_path)
-    spec = msgspec.structs.replace(front, name=front_name(settings), workers=prepared.workers)
+    network = settings.network
+    spec = msgspec.structs.replace(
+        front,
+        name=front_name(settings),
+        workers=prepared.workers,
+        workers_file=None if network.workers_file is None else os.path.abspath(network.workers_file),
+        workers_dns=network.workers_dns or "",
+    )
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     require_threads(num_processes=settings.network.fronts, num_computing=0)
     tell = speaker(settings)
@@ -86,18 +93,11 @@ class PreparedRouter:
 
 def prepare_router(settings: Settings) -> PreparedRouter:
     """Nothing is opened. Raises ConfigError."""
-    if settings.network.workers is None:
-        raise ConfigError("--workers: missing; a list such as prefill@10.0.0.1:8998,decode@10.0.0.2:8998")
     if settings.security.cluster_key_file is None:
         raise ConfigError(NO_CLUSTER_KEY)
     secret_path = Path(settings.security.cluster_key_file).resolve()
     read_cluster_key(secret_path)
     checkpoint = Checkpoint.open(settings.model.model_path, settings.model.json_model_override_args)
     text = check_front(settings, checkpoint)
-    return PreparedRouter(checkpoint, text, tuple(map(_worker, settings.network.workers.split(","))), secret_path)
-
-
-def _worker(text: str) -> FrontWorker:
-    """`prefill@host:port`. The instance's name is its address: unique, and the same on both sides."""
-    role, _, address = text.partition("@")
-    return FrontWorker(name=f"{role}-{address}", role=Role(role), url=f"tcp://{address}")
+    workers = (FrontWorker(name=w.name, role=w.role, url=w.url) for w in parse_workers(settings.network.workers or ""))
+    return PreparedRouter(checkpoint, text, tuple(workers), secret_path)

@@ -25,6 +25,7 @@ from deltaserve.process.worker.worker_spec import encode_spec, worker_environmen
 from deltaserve.settings.config import Settings
 from deltaserve.settings.resolve import ResolvedConfig, auto_values, resolve
 from deltaserve.settings.rules import is_loopback
+from deltaserve.settings.worker_list import name_of
 from deltaserve.transports.registry import DataAddress, DataNetwork, TransportKind, transport_kind
 
 _LOOPBACK = "127.0.0.0/8"
@@ -38,7 +39,7 @@ def run_worker_command(settings: Settings, role: Role) -> int:
     require_free_port("--disaggregation-bootstrap-port", host, port)
     require_files()
     require_threads(prepared.resolved.tp_size, prepared.resolved.tp_size * prepared.resolved.num_threads)
-    name = f"{role.value}-{advertised(settings)}"  # as the router names it: by the address it dials
+    name = settings.network.worker_name or name_of(role, advertised(settings))
     spec = msgspec.structs.replace(
         worker_spec(name, role, settings, prepared.checkpoint, prepared.resolved, prepared.secret_path),
         host=host,

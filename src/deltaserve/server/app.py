@@ -95,6 +95,9 @@ ADMIN = (
     HttpRoute("POST", "/reset_prefix_cache", info.flush_cache, "Drop the pages that no request holds"),
     HttpRoute("POST", "/admin/drain", info.drain, "Take no new requests"),
     HttpRoute("POST", "/admin/role", info.change_role, "Give a worker another role"),
+    HttpRoute("GET", "/admin/workers", info.workers, "Workers, and whether they are used"),
+    HttpRoute("POST", "/admin/workers/join", info.join_worker, "Use a worker that listens there"),
+    HttpRoute("POST", "/admin/workers/leave", info.remove_worker, "Use a worker no more"),
     HttpRoute("GET", "/admin/requests/{id}", info.past_request, "Where a recent request's time went"),
 )
 OPEN_METRICS = HttpRoute("GET", "/metrics", info.metrics, "Prometheus metrics", access=Access.PAGE)

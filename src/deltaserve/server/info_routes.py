@@ -26,6 +26,7 @@ from deltaserve.server.prompts import encode_text, read_ids
 from deltaserve.server.read import caller_of
 from deltaserve.server.replies import json_reply
 from deltaserve.server.text.answers.answer_choice import name_of
+from deltaserve.settings.worker_list import parse_worker
 
 _log = logging.getLogger("deltaserve.server")
 _PROBE_S = 20.0
@@ -51,6 +52,20 @@ class DetokenizeBody(Body):
     model: str | None = None
     tokens: list[object]
     skip_special_tokens: bool | None = None
+
+
+class JoinBody(Body):
+    """A worker that is to be used."""
+
+    worker: str
+    """`role@host:port`, or `name=role@host:port`."""
+
+
+class LeaveBody(Body):
+    """A worker that is to be used no more."""
+
+    worker: str
+    grace_s: float | None = None
 
 
 class RoleBody(Body):
@@ -226,9 +241,7 @@ def _change_role(front: Front, body: RoleBody) -> Response:
     role = _ROLES.get(body.role)
     if role is None:
         raise invalid("role", f"{excerpt(body.role)} is none of {', '.join(_ROLES)}")
-    grace_s = front.settings.grace_s if body.grace_s is None else body.grace_s
-    if not 0 <= grace_s <= _LONGEST_GRACE_S:  # nor NaN
-        raise invalid("grace_s", f"expected 0 to {_LONGEST_GRACE_S:g} seconds")
+    grace_s = _grace_s(front, body.grace_s)
     try:
         answer = front.engine.change_role(body.worker, role, grace_s)
     except UnknownWorker as error:
@@ -240,6 +253,44 @@ def _change_role(front: Front, body: RoleBody) -> Response:
         _log.info("%s becomes a %s worker, as asked by /admin/role", body.worker[:80], role.value)
     reply = {"worker": body.worker, "role": role.value, "changing": is_changing}
     return json_reply(reply, 202 if is_changing else 200)
+
+
+def _grace_s(front: Front, asked: float | None) -> float:
+    grace_s = front.settings.grace_s if asked is None else asked
+    if not 0 <= grace_s <= _LONGEST_GRACE_S:  # nor NaN
+        raise invalid("grace_s", f"expected 0 to {_LONGEST_GRACE_S:g} seconds")
+    return grace_s
+
+
+async def workers(front: Front, request: Request) -> Response:
+    """GET /admin/workers: every worker that this front knows, where it listens, and whether it is used."""
+    return json_reply({"workers": front.engine.stats().workers})
+
+
+async def join_worker(front: Front, request: Request) -> Response:
+    """POST /admin/workers/join: a worker is used as soon as it answers. Repeats are harmless."""
+    _refuse_browser(request)
+    async with front.read(request, JoinBody) as body:
+        try:
+            entry = parse_worker(body.worker)
+        except ValueError as error:
+            raise invalid("worker", str(error)) from error
+        try:
+            front.engine.add_worker(entry.name, entry.role, entry.url)
+        except RoleRefused as error:
+            raise ApiError(409, "role_refused", str(error)) from error
+        return json_reply({"worker": entry.name, "role": entry.role.value, "url": entry.url}, 202)
+
+
+async def remove_worker(front: Front, request: Request) -> Response:
+    """POST /admin/workers/leave: a worker gets no new requests, and is forgotten when it has none."""
+    _refuse_browser(request)
+    async with front.read(request, LeaveBody) as body:
+        try:
+            front.engine.remove_worker(body.worker, _grace_s(front, body.grace_s))
+        except UnknownWorker as error:
+            raise ApiError(404, "not_found", str(error), "worker") from error
+        return json_reply({"worker": body.worker, "leaving": True}, 202)
 
 
 async def flush_cache(front: Front, request: Request) -> Response:

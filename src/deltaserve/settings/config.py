@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchema
 from deltaserve.core.branches import ANSWERS, ATTENTION, DRAFTS, TRANSPORTS, automatic_help, branch_help, with_words
 from deltaserve.core.quantization import Quantization
 from deltaserve.core.sampling import SamplingSource
+from deltaserve.settings.worker_list import NAME_PATTERN, SERVICE_PATTERN, WORKER_PATTERN
 
 MAX_TOKENS = 2**31 - 1
 MAX_PAGE_SIZE = 128
@@ -152,13 +153,23 @@ Devices = Annotated[
         description="UCX devices such as eth0 or mlx5_0:1,mlx5_1:1",
     ),
 ]
-_WORKER = r"(prefill|decode)@[A-Za-z0-9][A-Za-z0-9.-]*:\d{1,5}"
 WorkerList = Annotated[
     str,
     Field(
-        pattern=f"^{_WORKER}(,{_WORKER})*$",
-        description="a list such as prefill@10.0.0.1:8998,decode@10.0.0.2:8998",
+        pattern=f"^{WORKER_PATTERN}(,{WORKER_PATTERN})*$",
+        description="a list such as prefill@10.0.0.1:8998,decode@10.0.0.2:8998, or with names: p0=prefill@host:8998",
     ),
+]
+ServiceList = Annotated[
+    str,
+    Field(
+        pattern=f"^{SERVICE_PATTERN}(,{SERVICE_PATTERN})*$",
+        description="a list such as prefill@prefill.default.svc:8998,decode@decode.default.svc:8998",
+    ),
+]
+WorkerName = Annotated[
+    str,
+    Field(pattern=f"^{NAME_PATTERN}$", description="letters, digits, dots, underscores and hyphens, at most 63"),
 ]
 
 
@@ -628,7 +639,23 @@ class NetworkSettings(Group):
         commands=COMPUTING,
         use="rare",
     )
+    worker_name: WorkerName | None = option(
+        None,
+        "what this worker calls itself; by default its role and where it is reached (--advertise)",
+        commands=("prefill", "decode"),
+        use="rare",
+    )
     workers: WorkerList | None = option(None, "worker links to dial, by role", commands=("router",))
+    workers_file: Text | None = option(
+        None,
+        "file of such entries, one a line: looked at every second, so that workers join and leave a running router",
+        commands=("router",),
+    )
+    workers_dns: ServiceList | None = option(
+        None,
+        "names whose addresses are workers, by role, as of a headless service: looked up every 5 s",
+        commands=("router",),
+    )
     allowed_hosts: HostList | None = option(
         None,
         "names by which clients may reach a server on loopback without keys, beside localhost: a proxy's, for instance",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from deltaserve.settings.config import MAX_WORKERS, Settings
 from deltaserve.settings.kv_events import read_kv_events
+from deltaserve.settings.worker_list import parse_workers
 
 WORKER_COMMANDS = ("prefill", "decode")
 
@@ -58,13 +59,8 @@ def _modes(settings: Settings, command: str) -> Iterator[str]:
         yield from _of_one_role(settings)
     if command == "serve" and mode == "null" and settings.memory.disable_decode_radix_cache:
         yield "--disable-decode-radix-cache: one worker has one cache (mode null); use --disable-radix-cache"
-    if command == "router" and settings.network.workers is None:
-        yield "no workers: deltaserve router needs --workers, such as prefill@10.0.0.1:8998,decode@10.0.0.2:8998"
-    if command == "router" and settings.network.workers is not None:
-        yield from _worker_list(settings.network.workers, worker_addresses(settings))
-        own = f"{settings.network.host}:{settings.network.port}"
-        if own in worker_addresses(settings):
-            yield f"--workers {own}: is this router's own address (--host, --port)"
+    if command == "router":
+        yield from _router_workers(settings)
 
 
 def _ranks(settings: Settings, command: str) -> Iterator[str]:
@@ -125,14 +121,23 @@ def _of_one_role(settings: Settings) -> Iterator[str]:
             yield f"--{role}-{flag} {asked}: one worker does both (mode null); use --{flag}"
 
 
-def _worker_list(workers: str, addresses: list[str]) -> Iterator[str]:
-    for address in addresses:
-        if not 1 <= int(address.split(":")[1]) <= 65535:
-            yield f"--workers {address}: port must be from 1 to 65535"
-        if addresses.count(address) > 1:
-            yield f"--workers {address}: listed twice"
-    if "decode@" not in workers:
-        yield f"--workers {workers[:80]}: at least one decode worker is needed"
+def _router_workers(settings: Settings) -> Iterator[str]:
+    network = settings.network
+    may_join = network.workers_file is not None or network.workers_dns is not None
+    if network.workers is None and not may_join:
+        example = "prefill@10.0.0.1:8998,decode@10.0.0.2:8998"
+        yield f"no workers: deltaserve router needs --workers, such as {example}, --workers-file or --workers-dns"
+    own = f"{network.host}:{network.port}"
+    for flag, text in (("--workers", network.workers), ("--workers-dns", network.workers_dns)):
+        try:
+            entries = parse_workers(text or "")
+        except ValueError as error:
+            yield f"{flag} {error}"
+            continue
+        if any(entry.address == own for entry in entries):
+            yield f"{flag} {own}: is this router's own address (--host, --port)"
+    if network.workers is not None and "decode@" not in network.workers and not may_join:
+        yield f"--workers {network.workers[:80]}: at least one decode worker is needed"
 
 
 def _lengths(settings: Settings, command: str) -> Iterator[str]:
@@ -204,8 +209,3 @@ def _kv_events(settings: Settings, command: str) -> Iterator[str]:
 def _logs(settings: Settings, command: str) -> Iterator[str]:
     if settings.logging.log_to == "stdout" and settings.logging.log_dir is not None:
         yield f"--log-dir {settings.logging.log_dir}: with --log-to stdout nothing is written there"
-
-
-def worker_addresses(settings: Settings) -> list[str]:
-    """`host:port` of each entry of --workers."""
-    return [entry.split("@")[1] for entry in (settings.network.workers or "").split(",") if entry]

@@ -81,6 +81,9 @@ class FaultKind(Enum):
     """An operator has every tree emptied of what no request holds."""
     ROLE = "role"
     """An operator makes a decode worker of a prefill worker, or the other way round."""
+    LEAVE = "leave"
+    """A worker leaves: fronts are told to forget it, and it ends when all have; later it joins again, or another one of
+    its name, maybe at another address."""
 
 
 FRAME_FAULTS = (

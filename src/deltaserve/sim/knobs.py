@@ -182,7 +182,8 @@ def _draw(seed: int) -> Knobs:
         return _on_a_slow_network(knobs, networks)
     knobs = replace(knobs, shape=replace(knobs.shape, num_fronts=2)) if chance.hits(0.15) else knobs
     knobs = _with_acknowledged_contents(knobs, Chance(seed, "acknowledged contents"))
-    knobs = _with_ranks(_with_changes(knobs, Chance(seed, "roles")), Chance(seed, "ranks"))
+    knobs = _with_leaves(_with_changes(knobs, Chance(seed, "roles")), Chance(seed, "membership"))
+    knobs = _with_ranks(knobs, Chance(seed, "ranks"))
     knobs = _with_page_sizes(knobs, Chance(seed, "page sizes"))
     knobs = _with_staging(knobs, Chance(seed, "staging"))
     knobs = _with_several_windows(knobs, Chance(seed, "sizes of windows")) if _cuts_windows(seed) else knobs
@@ -369,6 +370,15 @@ def _with_changes(knobs: Knobs, chance: Chance) -> Knobs:
     events = [*knobs.events, *((int(chance.log_uniform(20, 900)), FaultKind.ROLE) for _ in range(chance.between(1, 4)))]
     shape = replace(knobs.shape, num_prefill=2, num_decode=chance.between(2, 3))
     return replace(knobs, shape=shape, events=tuple(sorted(events, key=lambda event: event[0])))
+
+
+def _with_leaves(knobs: Knobs, chance: Chance) -> Knobs:
+    """Workers that leave and join again, in an eighth of the runs, be they calm or not. No request may fail by it."""
+    if not chance.hits(0.125):
+        return knobs
+    leaves = ((int(chance.log_uniform(20, 900)), FaultKind.LEAVE) for _ in range(chance.between(1, 4)))
+    shape = replace(knobs.shape, num_prefill=2, num_decode=max(2, knobs.shape.num_decode))
+    return replace(knobs, shape=shape, events=tuple(sorted([*knobs.events, *leaves], key=lambda event: event[0])))
 
 
 def draw_plain_knobs(seed: int, pages: Pages = _PAGES) -> Knobs:
@@ -560,7 +570,7 @@ def _on_a_slow_network(knobs: Knobs, chance: Chance) -> Knobs:
 
 def calm(knobs: Knobs) -> Knobs:
     """The conditions without faults of workers and of what is between them: every request must be answered."""
-    harmless = (*CLIENT_FAULTS, FaultKind.FLUSH, FaultKind.ROLE)
+    harmless = (*CLIENT_FAULTS, FaultKind.FLUSH, FaultKind.ROLE, FaultKind.LEAVE)
     events = tuple((number, kind) for number, kind in knobs.events if kind in harmless)
     shape = replace(knobs.shape, drain_timeout_s=max(knobs.shape.drain_timeout_s, LEAST_DRAIN_S))
     return replace(knobs, shape=shape, rates={}, events=events, late_starts=False, reader_stops=0.0)

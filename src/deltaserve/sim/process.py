@@ -10,8 +10,8 @@ from deltaserve.control.engine.api import DrainRequested, InstanceConfig, TellBl
 from deltaserve.control.engine.core import EngineCore
 from deltaserve.control.engine.driver import ComputeStep, Driver, Heard, Rest, RoleTaken, WorkerAction
 from deltaserve.control.engine.step_pace import EagerPace, StepPace
-from deltaserve.control.front.client import Generation, OutputDelta, RoleAnswer, RoleRefused
-from deltaserve.control.front.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, WorkerUp
+from deltaserve.control.front.client import Generation, OutputDelta, RoleAnswer, RoleRefused, UnknownWorker
+from deltaserve.control.front.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, WorkerLeaves, WorkerUp
 from deltaserve.control.front.front_core import FrontCore
 from deltaserve.control.peer.link import Dial, FrameIn, HangUp, LinkEvent, SendFrame
 from deltaserve.control.peer.table import PeerTable
@@ -526,15 +526,19 @@ class SimFront(SimProcess):
     def register(self, up: WorkerUp) -> None:
         self._perform(self.core.handle(up, self.now))
 
+    def let_leave(self, leaves: WorkerLeaves) -> None:
+        """An operator, or a list of workers, has one leave."""
+        self._perform(self.core.handle(leaves, self.now))
+
     def flush(self) -> None:
         """An operator empties the trees."""
         self._perform(self.core.handle(FlushAsked(), self.now))
 
     def change_role(self, name: PeerName, role: Role, grace_s: float) -> RoleAnswer | None:
-        """An operator wants it. None: refused."""
+        """An operator wants it. None: refused, or the worker has left."""
         try:
             answer, actions = self.core.change_role(name, role, grace_s)
-        except RoleRefused:
+        except (RoleRefused, UnknownWorker):
             return None
         self._perform(actions)
         return answer

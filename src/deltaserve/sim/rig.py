@@ -49,6 +49,7 @@ from deltaserve.sim.faults import (
 )
 from deltaserve.sim.knobs import LEAST_DRAIN_S, Knobs, draw_knobs
 from deltaserve.sim.loopback import Fabric, Fate, Posted
+from deltaserve.sim.membership import Membership
 from deltaserve.sim.met import met_by_clients, met_by_front, met_by_group, met_by_worker
 from deltaserve.sim.process import Pace, SimFront, SimProcess, SimWorker
 from deltaserve.sim.progress import LivenessWatch
@@ -183,6 +184,8 @@ class Run:
         self._group = SimExpertGroup(len(self._group_names))
         self._disorder = Disorder(self, list(self._roles), fronts, chance, self._links, knobs.slowness)
         self._disorder.group = self._group_names
+        may_leave = [name for name in self._roles if name not in self._group_names]
+        self._membership = Membership(self, self, may_leave, Chance(seed, "leaves and joins"))
         self._load = Chance(seed, "load")
         self._progress: LivenessWatch | None = None
         if knobs.sick is not None:
@@ -284,6 +287,7 @@ class Run:
         self._non_finite = self._misfit_rate = self._reader_stop_rate = 0.0
         self._upcoming.clear()
         self._unregistered.clear()
+        self._membership.heal()
         self._disorder.heal()
         for worker in self.world.workers.values():
             worker.executor.spoil_next = False
@@ -291,7 +295,7 @@ class Run:
             self._start_rightly(name, self._lives[name])
         for name in self._roles:
             for front in self._fronts:
-                front.register(WorkerUp(self._member(name)))
+                front.register(WorkerUp(self.member(name)))
 
     def _finish(self) -> None:
         """I11, I17: all ends well, and soon."""
@@ -316,11 +320,18 @@ class Run:
                 raise IntegrityError(f"I17: a probe failed after heal: {problem}")
         self._read_again()
         self._until_free("held after the last request")
+        self._leave_last()
         self.clients.check()
         self._check_fences()
         self._check_verdicts()
         for process in (*self.world.workers.values(), *self._fronts):
             self._watch.check(process)
+
+    def _leave_last(self) -> None:
+        """I33: a worker that leaves is known to nobody in the end, where any were to leave."""
+        if any(kind is FaultKind.LEAVE for _, kind in self.knobs.events):
+            is_forgotten = self._membership.leave_last()
+            self._until(self.world.now + self._liveness_s(), is_forgotten, lambda: "a worker that left is known")
 
     def _ended_probe(self, submit: Callable[[], Asked]) -> str | None:
         """What went wrong with a request that nothing stands in the way of. It has as much time as any other."""
@@ -361,7 +372,7 @@ class Run:
         shape = self.knobs.shape
         proves = shape.evidence is Evidence.COMPLETION and shape.drain_timeout_s >= LEAST_DRAIN_S
         num_fences = sum(worker.num_fences for worker in self.world.workers.values())
-        if proves and num_fences and (TROUBLE | {FaultKind.ROLE}).isdisjoint(+self.faults):
+        if proves and num_fences and (TROUBLE | {FaultKind.ROLE, FaultKind.LEAVE}).isdisjoint(+self.faults):
             raise IntegrityError(f"I27: {num_fences} fences, and nothing had happened")
 
     def _liveness_s(self) -> float:
@@ -444,6 +455,7 @@ class Run:
     def _before_event(self, number: int) -> None:
         if number % _LOOK_EVERY == 0:
             self._look_at_rooms()
+            self._membership.look()
         while self._upcoming and self._upcoming[-1][0] <= number:
             self._strike(self._upcoming.pop()[1])
         if self._non_finite and self._chance.hits(self._non_finite * 0.05):
@@ -482,16 +494,20 @@ class Run:
             front.flush()
         elif kind is FaultKind.ROLE:
             self._change_role()
+        elif kind is FaultKind.LEAVE:
+            self.faults[kind] += self._membership.strike()
         else:
             self.faults[kind] += 1
             self._disorder.strike(kind)
 
     def _change_role(self) -> None:
         """Change the role of some worker; the last of a role keeps it. All by one front: another may not have heard
-        yet who changes."""
+        yet who changes. Nobody changes while one leaves, of which fronts may be still to hear: it may be the last other
+        one of the role."""
         name, grace_s = self._operator.choose(list(self._roles)), self._operator.log_uniform(0.01, 5.0)
         worker, front = self.world.workers.get(name), self._fronts[0]
-        if worker is None or not front.is_alive or worker.config.role is Role.UNIFIED:
+        is_free = worker is not None and front.is_alive and not self._membership.left
+        if worker is None or not is_free or worker.config.role is Role.UNIFIED:
             return
         other = Role.DECODE if worker.instance.config.role is Role.PREFILL else Role.PREFILL
         self.faults[FaultKind.ROLE] += front.change_role(name, other, grace_s) is RoleAnswer.CHANGING
@@ -502,13 +518,13 @@ class Run:
         self._lives[name] += 1
         pace = self._pace()
         if name in self._front_names:
-            members = [self._known(n) for n in self._roles]
+            members = [self._known(n) for n in self._roles if n not in self._membership.left]
             SimFront(self.world, front_config(self.knobs.shape, members, self._lives[name], name), pace)
             return
         config = worker_config(self.knobs.shape, name, self._roles[name], self._lives[name])
         config = replace(config, compat=self._compat(name, config.compat))
         fence = FenceResult.CLOSED if self.knobs.can_fence else FenceResult.IMPOSSIBLE
-        url = self._member(name).address.url
+        url = self.member(name).address.url
         shape = self.knobs.shape
         worker = SimWorker(self.world, config, url, pace, fence, shape.plane(self._roles[name]))
         worker.on_rank_lost = self._disorder.rank_lost
@@ -529,17 +545,17 @@ class Run:
 
     def _register(self, name: PeerName) -> None:
         for front in self._fronts:
-            if front.is_alive and name in self.world.workers:
-                front.register(WorkerUp(self._member(name)))
+            if front.is_alive and name in self.world.workers and name not in self._membership.left:
+                front.register(WorkerUp(self.member(name)))
 
-    def _member(self, name: PeerName) -> Member:
+    def member(self, name: PeerName) -> Member:
         """The worker, where it listens in its latest life."""
         place = max(0, self._lives[name] - 1) if self.knobs.moves else 0
         return member_of(name, self._roles[name], place, self.knobs.shape.shares_experts)
 
     def _known(self, name: PeerName) -> Member:
         """What a front that starts now is told of the worker."""
-        member = self._member(name)
+        member = self.member(name)
         return replace(member, url=None) if name in self._unregistered else member
 
     def _compat(self, name: PeerName, right: Compat) -> Compat:

@@ -60,3 +60,26 @@ def test_the_line_of_a_router(
     assert f"ok    link          decode-{member}: listens, and has this cluster key" in capsys.readouterr().out
     assert main(["doctor", "router", *line, "--workers", f"decode@{member},prefill@{gone}"]) == 1
     assert f"fail  link          prefill-{gone}: nobody listens there" in capsys.readouterr().out
+
+
+def test_the_lists_of_a_router(
+    tiny_models: Path, tmp_path: Path, member: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who is listed now is dialled as well; a list that cannot be read is told."""
+    line = [str(tiny_models / "llama"), "--cluster-key-file", key_file(tmp_path), "--port", str(free_port())]
+    listed = tmp_path / "workers"
+    listed.write_text(f"d0=decode@{member}  # the first\n")
+    by_name = f"decode@{member.replace('127.0.0.1', 'localhost')}"
+    assert main(["doctor", "router", *line, "--workers-file", str(listed), "--workers-dns", by_name]) == 0
+    out = capsys.readouterr().out
+    assert f"--workers-file {listed}: workers: d0" in out
+    for name in ("d0", f"decode-{member}"):
+        assert f"ok    link          {name}: listens, and has this cluster key" in out
+    listed.write_text(f"decode@{member},")
+    (tmp_path / "wrong").write_text("somebody")
+    assert main(["doctor", "router", *line, "--workers-file", str(tmp_path / "wrong")]) == 1
+    assert (
+        f"fail  settings      --workers-file {tmp_path / 'wrong'}: 'somebody' is no worker" in capsys.readouterr().out
+    )
+    assert main(["doctor", "router", *line, "--workers-file", str(tmp_path / "nothing")]) == 1
+    assert "nothing: No such file or directory" in capsys.readouterr().out

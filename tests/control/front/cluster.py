@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from deltaserve.control.front.client import Generation, OutputDelta
-from deltaserve.control.front.events import Deliver, Fail, FrontAction, FrontConfig, Member, WorkerUp
+from deltaserve.control.front.events import Deliver, Fail, FrontAction, FrontConfig, Member, WorkerLeaves, WorkerUp
 from deltaserve.control.front.front_core import FrontCore
 from deltaserve.control.peer.link import FrameIn, LinkBroken, PeerDied, SendFrame
 from deltaserve.core.errors import FailReason, RequestFailed
@@ -151,6 +151,9 @@ class Cluster:
 
     def up(self, worker: Member) -> None:
         self._take(self.front.handle(WorkerUp(worker), self.now))
+
+    def leave(self, name: str, grace_s: float = 30.0) -> None:
+        self._take(self.front.handle(WorkerLeaves(PeerName(name), grace_s), self.now))
 
     def tokens(self, name: str, number: int, start: int, values: Iterable[int]) -> None:
         run = TokenRun(room=room(number), epoch=self.epoch(number), start=start, tokens=pack_u32(values))

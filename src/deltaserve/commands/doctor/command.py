@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 from deltaserve.commands.doctor.links import check_links, link_fault
 from deltaserve.commands.doctor.machine import check_device, check_listener, check_software
@@ -15,12 +16,15 @@ from deltaserve.launch.lacking import lacking
 from deltaserve.launch.router import prepare_router
 from deltaserve.launch.serve import describe, describe_staging
 from deltaserve.launch.worker_command import prepare_worker
+from deltaserve.process.front.front_spec import FrontWorker
 from deltaserve.process.front.secrets import read_cluster_key
+from deltaserve.process.front.worker_sources import look_up, read_list, words_of
 from deltaserve.process.links.security import LinkSecurity
 from deltaserve.settings.config import Settings
 from deltaserve.settings.flags.flag_help import About
 from deltaserve.settings.flags.merge import read_line
 from deltaserve.settings.flags.problems import problems_of, raise_problems
+from deltaserve.settings.worker_list import WorkerEntry, parse_workers
 from deltaserve.transports.registry import TransportOptions, transport_kind
 
 
@@ -64,12 +68,30 @@ def _check_links_listener(settings: Settings, security: LinkSecurity) -> Line:
 
 def _check_router(settings: Settings) -> Iterator[Line]:
     prepared = prepare_router(settings)
-    yield Line(Level.OK, "settings", f"model {prepared.checkpoint.name}, {len(prepared.workers)} workers")
+    yield Line(Level.OK, "settings", f"model {prepared.checkpoint.name}")
+    workers = list(prepared.workers)
+    for source, read in _lists(settings):
+        try:
+            listed = read()
+        except (OSError, ValueError) as error:
+            yield Line(Level.FAIL, "settings", f"{source}: {words_of(error)}")
+            continue
+        yield Line(Level.OK, "settings", f"{source}: workers: {', '.join(entry.name for entry in listed) or 'none'}")
+        workers += [FrontWorker(name=entry.name, role=entry.role, url=entry.url) for entry in listed]
     api, *admin = front_ports(settings)
     yield check_listener(api.host, api.port, "API")
     for each in admin:
         yield check_listener(each.host, each.port, "admin routes")
-    yield from check_links(prepared.workers, LinkSecurity.from_cluster_key(read_cluster_key(prepared.secret_path)))
+    yield from check_links(workers, LinkSecurity.from_cluster_key(read_cluster_key(prepared.secret_path)))
+
+
+def _lists(settings: Settings) -> Iterator[tuple[str, Callable[[], tuple[WorkerEntry, ...]]]]:
+    """Where a router finds workers beside --workers, and what reads it."""
+    network = settings.network
+    if network.workers_file is not None:
+        yield f"--workers-file {network.workers_file}", partial(read_list, Path(network.workers_file))
+    for service in parse_workers(network.workers_dns or ""):
+        yield f"--workers-dns {service.role.value}@{service.address}", partial(look_up, service)
 
 
 _CHECKS: dict[str, Callable[[Settings], Iterator[Line]]] = {

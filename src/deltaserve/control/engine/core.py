@@ -178,6 +178,7 @@ class EngineCore:
             for peer in self.links.beat(turn):
                 self.links.fence(peer.name, turn)
                 self._drop_peer(peer.name, FailReason.PEER_LOST, turn)
+            self.serving.hang_up_on_those_that_left(turn)
             self._tell_status(turn)
             self.serving.intake.repeat_revokes(turn)
         self.outflow.tick(turn)

@@ -114,6 +114,8 @@ class PeerLinks:
         self.farewell: Farewell = (
             Farewell() if former is None else former.farewell.of_successor(former.table, former.dialled)
         )
+        self._named: dict[PeerName, set[PeerName]] = {}
+        """Front |-> the prefill workers that it may name to us."""
         self.refusals: dict[PeerName, Refusal] = {}
         """Why pages will not move between us and a peer, however long one waits; both values are named. One that is
         refused for its role alone may take up another."""
@@ -163,6 +165,30 @@ class PeerLinks:
             self.refusals.pop(name, None)  # it was of whoever was at the other address
             turn.do(Dial(address))
             self.greet(name, turn)
+
+    def on_prefills(self, front: PeerName, addresses: Iterable[PeerAddress], turn: EngineTurn) -> None:
+        """A front told of all prefill workers that it knows: those that are new are dialled."""
+        known = tuple(addresses)
+        self._named[front] = {PeerName(address.name) for address in known}
+        for address in known:
+            self.dial(address, turn)
+
+    def on_prefill(self, front: PeerName, address: PeerAddress, turn: EngineTurn) -> None:
+        """A front told of one prefill worker, with a room for it."""
+        self._named.setdefault(front, set()).add(PeerName(address.name))
+        self.dial(address, turn)
+
+    def unnamed(self) -> list[PeerName]:
+        """Peers that we dial, and that no front knows any more: they have left."""
+        known = set().union(*self._named.values())
+        return [name for name in self.dialled if name not in known]
+
+    def let_go(self, name: PeerName, turn: EngineTurn) -> None:
+        """Dial a peer no more. Precondition: nothing is under way between us."""
+        self.fence(name, turn)
+        self.dialled.drop(name)
+        self.refusals.pop(name, None)
+        turn.do(HangUp(name))
 
     def greet(self, name: PeerName, turn: EngineTurn) -> None:
         """Open an endpoint for a dialled peer; the Hello follows when it is open."""
@@ -366,6 +392,7 @@ class PeerLinks:
         for peer in self.table:
             if peer.state in away and now - peer.last_heard > _STRANGER_S and peer.name not in self.dialled:
                 self.table.forget(peer.name)
+                self._named.pop(peer.name, None)
                 self.endpoints.greetings.pop(peer.name, None)
                 self.refusals.pop(peer.name, None)
 

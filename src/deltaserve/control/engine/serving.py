@@ -91,6 +91,12 @@ class Serving:
             self._tick_room(room, deserted, turn)
         self.rooms.ended.expire(turn.now)
 
+    def hang_up_on_those_that_left(self, turn: EngineTurn) -> None:
+        """Prefill workers that no front knows any more are dialled no more, once no room is of theirs."""
+        for name in self.links.unnamed():
+            if not self.receiver.of_peer(name) and all(room.prefill != name for room in self.rooms):
+                self.links.let_go(name, turn)
+
     def _tick_room(self, room: DecodeRoom, deserted: set[PeerName], turn: EngineTurn) -> None:
         if turn.now >= room.request.deadline:
             self._fail(room, FailReason.DEADLINE, "the deadline passed", turn)
@@ -169,8 +175,7 @@ class Serving:
     def on_frame(self, peer: Peer, message: Message, turn: EngineTurn) -> None:
         match message:
             case Hello() as hello:
-                for address in hello.peers:
-                    self.links.dial(address, turn)
+                self.links.on_prefills(peer.name, hello.peers, turn)
             case Submit() as submit:
                 self._on_submit(peer.name, submit, turn)
             case Finish() as finish:
@@ -221,7 +226,7 @@ class Serving:
             self._num_near += submit.prefill is not None
             self._compute_here(room)
         else:
-            self.links.dial(submit.prefill, turn)
+            self.links.on_prefill(front, submit.prefill, turn)
             self.intake.offer(room, PeerName(submit.prefill.name), turn)
 
     def _is_repeat(self, front: PeerName, submit: Submit, turn: EngineTurn) -> bool:

@@ -102,6 +102,10 @@ class Breakers:
         circuit.move(BreakerEvent.TRIP)
         circuit.closed_until = now + circuit.pause_s
 
+    def forget(self, worker: PeerName) -> None:
+        """It has left."""
+        self._circuits.pop(worker, None)
+
     def may_try(self, worker: PeerName, now: float) -> bool:
         """Whether its circuit is closed, or the pause before the next probe over."""
         circuit = self._circuits.get(worker)

@@ -58,6 +58,9 @@ class WorkerStats:
     role: str
     state: str
     """State of its link."""
+    url: str | None = None
+    """Where it listens; None: not known yet."""
+    leaving: bool = False
     refusal: str | None = None
     breaker: str = "closed"
     rooms: int = 0
@@ -135,6 +138,16 @@ class Engine(Protocol):
 
         Raises UnknownWorker, RoleRefused.
         """
+        ...
+
+    def add_worker(self, worker: str, role: Role, url: str) -> None:
+        """A worker is known to listen there: it is used as soon as it answers. Raises RoleRefused where one of its name
+        has another role."""
+        ...
+
+    def remove_worker(self, worker: str, grace_s: float) -> None:
+        """A worker gets no new requests, and is forgotten when it has none; what still runs there after `grace_s` is
+        moved, where there is anybody to take it. Raises UnknownWorker."""
         ...
 
     def limits(self) -> Limits | None: ...

@@ -63,11 +63,23 @@ class WorkerUp:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerLeaves:
+    """Tells that a worker is to serve no new rooms of this front, which forgets it when no room is on it any more.
+
+    Rooms that are there end there, as far as they do within `grace_s`; later ones go on elsewhere, where there is an
+    elsewhere. A WorkerUp of the same worker takes it back.
+    """
+
+    name: PeerName
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class FlushAsked:
     """An operator wants every tree emptied of what no request holds."""
 
 
-FrontEvent = LinkEvent | WorkerUp | FlushAsked
+FrontEvent = LinkEvent | WorkerUp | WorkerLeaves | FlushAsked
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections import Counter
 
 from deltaserve.control.front.balance import POLICIES
 from deltaserve.control.front.client import EngineStats, Generation, Limits, RoleAnswer, UnknownWorker
-from deltaserve.control.front.events import FlushAsked, FrontAction, FrontConfig, FrontEvent, WorkerUp
+from deltaserve.control.front.events import FlushAsked, FrontAction, FrontConfig, FrontEvent, WorkerLeaves, WorkerUp
 from deltaserve.control.front.lifecycle import Lifecycle
 from deltaserve.control.front.placing import Placer
 from deltaserve.control.front.retry import Cause
@@ -63,10 +63,15 @@ class FrontCore:
         return self._flush()
 
     def handle(self, event: FrontEvent, now: float) -> list[FrontAction]:
-        """A frame, or the news that a worker's process ended or listens."""
+        """A frame, or the news that a worker's process ended or listens, or that it is to leave."""
         match event:
             case WorkerUp(member):
                 self.workers.register(member, now)
+            case WorkerLeaves(name, grace_s):
+                worker = self.workers.get(name)
+                if worker is not None:
+                    self.workers.leave(worker, grace_s, now)
+                    self._lifecycle.see_off(now)
             case FlushAsked():
                 self.workers.flush()
             case PeerDied(peer):
@@ -95,6 +100,7 @@ class FrontCore:
                 live.num_repeats += 1
                 self._lifecycle.resume(live, now)
         self._lifecycle.place_waiting(now)
+        self._lifecycle.see_off(now)
         return self._flush()
 
     def next_timer(self) -> float:
@@ -146,11 +152,15 @@ class FrontCore:
 
     def change_role(self, name: PeerName, role: Role, grace_s: float) -> tuple[RoleAnswer, list[FrontAction]]:
         """A worker is to take up another role. Raises UnknownWorker, RoleRefused."""
+        answer = self.workers.change_role(self.known(name), ChangeRole(role=role, grace_ms=int(1000 * grace_s)))
+        return answer, self._flush()
+
+    def known(self, name: PeerName) -> Worker:
+        """The worker of that name. Raises UnknownWorker."""
         worker = self.workers.get(name)
         if worker is None:
             raise UnknownWorker(f"no worker {name[:80]!r} here, but: {', '.join(w.name for w in self.workers)}")
-        answer = self.workers.change_role(worker, ChangeRole(role=role, grace_ms=int(1000 * grace_s)))
-        return answer, self._flush()
+        return worker
 
     def drain(self) -> None:
         """Take no more samples; those on their way end as they would."""

@@ -124,6 +124,33 @@ class Lifecycle:
         for live in self._rooms.on(worker.name):
             self.resume(live, now)
 
+    def see_off(self, now: float) -> None:
+        """Workers that are to leave: whose grace is over gives up its rooms, whoever has none is forgotten."""
+        for worker in self._workers.leaving():
+            for live in self._rooms.named(worker.name):
+                self._move_off(live, worker, now)
+            if not self._rooms.named(worker.name):
+                self._cancels.forget(worker)
+                self._placer.forget(worker.name)
+                self._workers.forget(worker)
+
+    def _move_off(self, live: LiveRoom, worker: Worker, now: float) -> None:
+        """Have the room go on without the worker, if anybody else can take it: else it stays, and may yet end there."""
+        assert live.placement is not None and worker.leaves_at is not None  # see `named` and `leaving`
+        if not live.is_on(worker.name) and not live.is_computing:  # only where a lost answer would be computed again
+            live.placement = self._placer.without_prefill(live.placement)
+            return
+        if now < worker.leaves_at or self._is_complete(live):
+            return
+        try:
+            choice = self._placer.choose(live.sample, now)
+        except RequestFailed:
+            return
+        self._cancel_at_decode(live, FailReason.CANCELLED, now)
+        self._counts[f"retried_{Cause.LEAVING.value}"] += 1
+        self._unplace(live, now)
+        self._place(live, choice, now)
+
     # ------------------------------------------------------------ one room
 
     def retry(self, live: LiveRoom, cause: Cause, now: float) -> bool:
@@ -217,7 +244,7 @@ class Lifecycle:
     def submit(self, live: LiveRoom, now: float) -> None:
         assert live.placement is not None  # whoever submits has placed it
         decode = self._workers.get(live.placement.decode)
-        assert decode is not None  # workers are never removed from the registry
+        assert decode is not None  # a worker that a room is placed on is never forgotten
         prefill = live.placement.prefill
         live.epoch += 1
         submit = _submit(live, decode, None if prefill is None else self._workers.address(prefill), now)

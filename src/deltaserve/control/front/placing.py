@@ -1,6 +1,7 @@
 """Placing rooms on pairs: who could serve a room, which pair is cheapest, and what is placed where now."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from deltaserve.control.front.balance import POLICIES, Choice, Choosable
@@ -64,6 +65,11 @@ class Placer:
 
     def choose_next(self, sample: KeyedSample, failed: Placement, remedy: Remedy, now: float) -> Choice:
         """Where to try a room again. Raises RequestFailed as `choose` does."""
+        if self._worker(failed.decode).leaves_at is not None:
+            try:
+                return self.choose(sample, now)
+            except RequestFailed:
+                pass  # it is the only one, and has not left yet
         if remedy is Remedy.OTHER_DECODE:
             return self.choose(sample, now, without=failed.decode)
         if remedy is Remedy.NEXT_PREFILL and failed.prefill is None:
@@ -171,8 +177,19 @@ class Placer:
 
     def _worker(self, name: PeerName) -> Worker:
         worker = self._workers.get(name)
-        assert worker is not None  # workers are never removed from the registry
+        assert worker is not None  # a worker that a room is placed on is never forgotten
         return worker
+
+    def without_prefill(self, placement: Placement) -> Placement:
+        """The placement of a room whose prompt was computed, with another prefill worker, where there is one: to be
+        used if the answer has to be computed again."""
+        others = self._workers.of(Role.PREFILL)
+        return replace(placement, prefill=others[0].name) if others else placement
+
+    def forget(self, worker: PeerName) -> None:
+        """It has left."""
+        self.residency.forget(worker)
+        self.breakers.forget(worker)
 
     # ------------------------------------------------------------ questions
 
@@ -203,6 +220,8 @@ class Placer:
             name=worker.name,
             role=worker.role.value,
             state=worker.peer.state.value,
+            url=worker.member.url,
+            leaving=worker.leaves_at is not None,
             refusal=worker.refusal,
             breaker=self.breakers.state(worker.name).value,
             rooms=worker.own_rooms,

@@ -258,6 +258,10 @@ class Rooms:
         """Rooms placed on a decode worker."""
         return [room for room in self._rooms.values() if room.is_on(worker)]
 
+    def named(self, worker: PeerName) -> list[LiveRoom]:
+        """Rooms in whose placement a worker has a part."""
+        return [r for r in self._rooms.values() if r.placement is not None and worker in r.placement.workers]
+
     def add(self, live: LiveRoom) -> None:
         """Precondition: the room is not in the table."""
         self._rooms[live.room] = live

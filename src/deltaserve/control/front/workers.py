@@ -11,6 +11,7 @@ Rooms are taken while there is a pair, and also while the pair is complete with 
     was in use, cannot be reached                                      expected for `come_back_s`
     ready, changing its role                                           expected, in its new role
     never in use; refused; draining or unwell when last heard of       not expected
+    leaves                                                             not expected
 """
 
 import math
@@ -82,6 +83,8 @@ class Worker:
     """Configured role, until its Hello says that it was changed since."""
     asked: ChangeRole | None = None
     """What it is to become: repeated until it has."""
+    leaves_at: float | None = None
+    """It is to leave: when its rooms are moved elsewhere. None: it stays."""
 
     def __post_init__(self) -> None:
         self.role = self.member.role
@@ -103,11 +106,12 @@ class Worker:
     def takes_rooms(self) -> bool:
         """Ready, and not about to leave."""
         is_staying = self.status is None or (self.status.ready and not self.status.draining)
-        return self.is_ready and is_staying and self.complaint is None and self.asked is None
+        is_free = self.complaint is None and self.asked is None and self.leaves_at is None
+        return self.is_ready and is_staying and is_free
 
     def is_expected(self, now: float) -> bool:
         """Whether it takes no rooms now, and will soon."""
-        if self.peer.state is PeerState.REFUSED:
+        if self.peer.state is PeerState.REFUSED or self.leaves_at is not None:
             return False
         if self.is_ready:
             return self.asked is not None
@@ -145,6 +149,8 @@ class Worker:
 
     def describe(self) -> str:
         """One clause for `ready()`: why this worker takes no rooms."""
+        if self.leaves_at is not None:
+            return f"{self.name}: leaving"
         if self.refusal is not None:
             return f"{self.name}: {self.refusal}"
         if not self.is_found:
@@ -235,9 +241,10 @@ class Workers:
         worker = self._workers.get(name)
         if worker is None:
             worker = self._workers[name] = Worker(member, self.table.get(name))
-        elif worker.member.role is not member.role:
+        if worker.member.role is not member.role:
             raise ValueError(f"{name} is a {worker.member.role.value} worker, not {member.role.value}")
-        elif worker.member == member and worker.peer.state in _THERE:
+        worker.leaves_at = None
+        if worker.member == member and worker.peer.state in _THERE:
             return
         worker.member = member
         self._emit(Dial(address))
@@ -246,6 +253,23 @@ class Workers:
             self._greet(worker, now)
         if member.role is Role.PREFILL:
             self._tell_decodes()
+
+    def leave(self, worker: Worker, grace_s: float, now: float) -> None:
+        """It takes no rooms any more. Said again, the sooner end of its grace counts."""
+        leaves_at = now + grace_s
+        worker.leaves_at = leaves_at if worker.leaves_at is None else min(worker.leaves_at, leaves_at)
+
+    def leaving(self) -> list[Worker]:
+        return [worker for worker in self._workers.values() if worker.leaves_at is not None]
+
+    def forget(self, worker: Worker) -> None:
+        """It has left: no frame of it is heard any more. Precondition: no room is on it."""
+        del self._workers[worker.name]
+        self.table.forget(worker.name)
+        self._emit(HangUp(worker.name))
+        if worker.role is Role.PREFILL:
+            self._tell_decodes()
+        self._reconsider()
 
     def _tell_decodes(self) -> None:
         """Where the prefill workers are."""

@@ -27,6 +27,7 @@ from deltaserve.process.front.event_loop import loop_factory
 from deltaserve.process.front.front_spec import FrontSpec, FrontWorker
 from deltaserve.process.front.router_engine import RouterEngine
 from deltaserve.process.front.secrets import read_api_keys, read_cluster_key
+from deltaserve.process.front.worker_sources import watch_file, watch_name
 from deltaserve.process.links.links import Links
 from deltaserve.process.links.security import LinkSecurity
 from deltaserve.server.app import create_app
@@ -35,6 +36,7 @@ from deltaserve.server.listening import Listening, serve
 from deltaserve.server.settings import HttpLimits, ServerSettings, StreamTimes, TlsFiles
 from deltaserve.server.text.answers.answer_choice import Parsers
 from deltaserve.server.text.text_codec import TextCodec
+from deltaserve.settings.worker_list import parse_workers
 
 _READY_POLL_S = 0.05
 _LIFE_S = 0.5
@@ -74,12 +76,15 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
     return_large_blocks()
     gc.freeze()  # the modules and the tokenizer stay; collecting them again costs milliseconds each time
     helpers = [loop.create_task(_prove_life()), loop.create_task(_stop_on_breach(engine, stop))]
+    if spec.workers_file is not None:
+        helpers.append(loop.create_task(watch_file(Path(spec.workers_file), engine.workers_named)))
+    helpers += [loop.create_task(watch_name(each, engine.workers_named)) for each in parse_workers(spec.workers_dns)]
 
     def on_listening(where: Listening) -> None:
         announce = (
             _tell_user(engine, where.url, stop, speaker, spec.grace_s)
             if parent is None
-            else _tell_parent(engine, where.url, boot, parent, waits_for_others=any(w.url for w in spec.workers))
+            else _tell_parent(engine, where.url, boot, parent, waits_for_others=_waits_for_others(spec))
         )
         helpers.append(loop.create_task(announce))
 
@@ -114,6 +119,11 @@ async def _prove_life() -> None:
 async def _stop_on_breach(engine: RouterEngine, stop: asyncio.Event) -> None:
     await engine.breached.wait()
     stop.set()
+
+
+def _waits_for_others(spec: FrontSpec) -> bool:
+    """Whether there are workers that no supervisor of this machine starts."""
+    return any(worker.url for worker in spec.workers) or spec.workers_file is not None or bool(spec.workers_dns)
 
 
 async def _tell_parent(engine: RouterEngine, url: str, boot: Boot, parent: Parent, *, waits_for_others: bool) -> None:

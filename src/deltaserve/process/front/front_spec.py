@@ -67,6 +67,10 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     num_fronts: int = 1
     """Processes that listen on the API's port."""
     workers: tuple[FrontWorker, ...] = ()
+    workers_file: str | None = None
+    """File of further workers, which come and go."""
+    workers_dns: str = ""
+    """Names behind which further workers are: see settings/worker_list.py."""
 
 
 def front_child(spec: FrontSpec, folder: Path) -> ChildSpec:

@@ -6,11 +6,11 @@ generators. FrontCore decides; this file performs.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from deltaserve.control.front.client import EngineStats, Generation, Limits, OutputDelta, RoleAnswer
+from deltaserve.control.front.client import EngineStats, Generation, Limits, OutputDelta, RoleAnswer, RoleRefused
 from deltaserve.control.front.events import (
     Deliver,
     Fail,
@@ -19,9 +19,11 @@ from deltaserve.control.front.events import (
     FrontConfig,
     FrontEvent,
     Member,
+    WorkerLeaves,
     WorkerUp,
 )
 from deltaserve.control.front.front_core import FrontCore
+from deltaserve.control.front.roster import Changes, Roster
 from deltaserve.control.peer.link import Dial, FrameIn, HangUp, LinkBroken, PeerDied, SendFrame
 from deltaserve.core.errors import FailReason, IntegrityError
 from deltaserve.core.ids import PeerName, Role, Room
@@ -29,20 +31,27 @@ from deltaserve.core.wire.messages import Envelope, Submit
 from deltaserve.process.front.room_stream import Stream
 from deltaserve.process.links.aio import AsyncLinks
 from deltaserve.process.links.links import Links
+from deltaserve.settings.worker_list import WorkerEntry
 
 _log = logging.getLogger(__name__)
 _CHECK_EVERY_TICKS = 1000
 _CLOSE_LINGER_MS = 200
 _AFTER_BUG_S = 1.0
 _STILL_S = 10.0
+_LEAVE_GRACE_S = 30.0
 
 
 class RouterEngine:
     """Implements request.client.Engine over worker links. Made, used and closed inside one running event loop."""
 
-    def __init__(self, config: FrontConfig, links: Links) -> None:
-        """Takes over `links` and dials the configured workers at once. Raises ConfigError as FrontCore does."""
+    def __init__(self, config: FrontConfig, links: Links, leave_grace_s: float = _LEAVE_GRACE_S) -> None:
+        """Takes over `links` and dials the configured workers at once. Raises ConfigError as FrontCore does.
+
+        `leave_grace_s`: how long a worker that a list names no more may go on with what it has.
+        """
         self._core = FrontCore(config)
+        self._roster = Roster(config.workers)
+        self._leave_grace_s = leave_grace_s
         self._loop = asyncio.get_running_loop()
         self._links = AsyncLinks(links, self._on_envelope, self._on_broken)
         self._streams: dict[Room, Stream] = {}
@@ -99,6 +108,38 @@ class RouterEngine:
         answer, actions = self._core.change_role(PeerName(worker), role, grace_s)
         self._perform(actions)
         return answer
+
+    def add_worker(self, worker: str, role: Role, url: str) -> None:
+        """Let a worker join, as request.client.Engine says."""
+        self._change_workers(self._roster.join(Member(PeerName(worker), role, url)))
+
+    def remove_worker(self, worker: str, grace_s: float) -> None:
+        """Let a worker leave, as request.client.Engine says."""
+        name = PeerName(worker)
+        self._core.known(name)
+        self._change_workers(self._roster.send_away(name), grace_s)
+
+    def workers_named(self, source: str, entries: Sequence[WorkerEntry]) -> None:
+        """A list of workers is read, or has changed. What contradicts what is known is logged, and left out."""
+        changes = self._roster.update(source, map(_member, entries))
+        for member in changes.joins:
+            try:
+                self._change_workers(Changes(joins=(member,)))
+            except RoleRefused as error:
+                _log.warning("%s: %s", source, error)
+        self._change_workers(Changes(leaves=changes.leaves))
+
+    def _change_workers(self, changes: Changes, grace_s: float | None = None) -> None:
+        """Raises RoleRefused."""
+        for member in changes.joins:
+            try:
+                self._handle(WorkerUp(member))
+            except ValueError as error:
+                raise RoleRefused(str(error)) from error
+            _log.info("%s joins, at %s", member.name, member.url)
+        for name in changes.leaves:
+            _log.info("%s is to leave: it gets no new requests", name)
+            self._handle(WorkerLeaves(name, self._leave_grace_s if grace_s is None else grace_s))
 
     def limits(self) -> Limits | None:
         return self._core.limits(self._loop.time())
@@ -203,10 +244,14 @@ class RouterEngine:
 
     def _tell_changes(self) -> None:
         """Log which worker gets no requests any more, and why, and when it gets them again."""
+        for name in [name for name in self._used if self._core.workers.get(name) is None]:
+            del self._used[name]
+            _log.info("%s has left", name)
         for worker in self._core.workers:
             was_used, is_used = self._used.get(worker.name), worker.takes_rooms
             if was_used and not is_used:
-                level = logging.INFO if worker.asked else logging.WARNING  # that it changes its role was asked for
+                is_asked_for = worker.asked is not None or worker.leaves_at is not None
+                level = logging.INFO if is_asked_for else logging.WARNING
                 _log.log(level, "no requests for now to %s", worker.describe())
             elif is_used and was_used is False:
                 _log.info("requests go to %s again", worker.name)
@@ -258,3 +303,7 @@ class RouterEngine:
                 return
             self._timer.cancel()
         self._timer, self._due = self._loop.call_at(when, self._tick), when
+
+
+def _member(entry: WorkerEntry) -> Member:
+    return Member(PeerName(entry.name), entry.role, entry.url)

@@ -1,0 +1,102 @@
+"""Where a running front learns which workers there are: a file that is looked at, names that are looked up.
+
+A file that cannot be read or parsed, and a name that cannot be resolved, change nothing: what was known last counts on,
+and the log says so once. A name that resolves to no address at all is taken for a failure as well: a service without
+any ready worker, and a name server that has just lost it, look the same.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from deltaserve.settings.worker_list import WorkerEntry, parse_workers
+
+_log = logging.getLogger(__name__)
+_MOST_FILE_BYTES = 1 << 20
+FILE_EVERY_S = 1.0
+NAMES_EVERY_S = 5.0
+
+_IPV4: dict[str, Any] = {"family": socket.AF_INET, "type": socket.SOCK_STREAM, "proto": socket.IPPROTO_TCP}
+
+Listener = Callable[[str, Sequence[WorkerEntry]], None]
+"""Gets the source, for people, and all workers that it names now."""
+
+
+def words_of(error: OSError | ValueError) -> str:
+    """What is wrong with a list or a name, for people."""
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+class _Complaints:
+    """Says what is wrong once, and when it is over."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._last: str | None = None
+
+    def tell(self, problem: str | None) -> None:
+        if problem != self._last:
+            if problem is not None:
+                _log.warning("%s: %s; what it said last counts on", self._source, problem)
+            else:
+                _log.info("%s: readable again", self._source)
+            self._last = problem
+
+
+async def watch_file(path: Path, listener: Listener, every_s: float = FILE_EVERY_S) -> None:
+    """Until cancelled. A file that does not exist yet may come; one that is replaced as a whole, as editors and config
+    maps do, is read as it is then."""
+    source = f"--workers-file {path}"
+    complaints, last = _Complaints(source), None
+    while True:
+        try:
+            entries = await asyncio.to_thread(read_list, path)
+        except (OSError, ValueError) as error:
+            complaints.tell(words_of(error))
+        else:
+            complaints.tell(None)
+            if entries != last:
+                last = entries
+                listener(source, entries)
+        await asyncio.sleep(every_s)
+
+
+def read_list(path: Path) -> tuple[WorkerEntry, ...]:
+    """What the file names now. Raises OSError; ValueError where it is no list."""
+    with path.open("rb") as file:
+        content = file.read(_MOST_FILE_BYTES + 1)
+    if len(content) > _MOST_FILE_BYTES:
+        raise ValueError(f"more than {_MOST_FILE_BYTES} bytes")
+    return parse_workers(content.decode())
+
+
+def look_up(service: WorkerEntry) -> tuple[WorkerEntry, ...]:
+    """Who is behind the name now; it may take seconds. Raises OSError."""
+    return _at(service, socket.getaddrinfo(service.host, service.port, **_IPV4))
+
+
+def _at(service: WorkerEntry, found: Sequence[tuple[Any, ...]]) -> tuple[WorkerEntry, ...]:
+    return tuple(service.at(host) for host in sorted({str(address[0]) for *_, address in found}))
+
+
+async def watch_name(service: WorkerEntry, listener: Listener, every_s: float = NAMES_EVERY_S) -> None:
+    """Until cancelled. Each IPv4 address behind the name is a worker of that role and port, called by its address:
+    start it with --advertise and that address."""
+    source = f"--workers-dns {service.role.value}@{service.address}"
+    complaints, last = _Complaints(source), None
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            found = await loop.getaddrinfo(service.host, service.port, **_IPV4)
+        except OSError as error:  # socket.gaierror is one
+            complaints.tell(words_of(error))
+        else:
+            complaints.tell(None)
+            entries = _at(service, found)
+            if entries != last:
+                last = entries
+                listener(source, entries)
+        await asyncio.sleep(every_s)

@@ -1,0 +1,98 @@
+"""A file and a name whose workers come and go."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from deltaserve.process.front.worker_sources import watch_file, watch_name
+from deltaserve.settings.worker_list import WorkerEntry, parse_worker
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.anyio
+_OFTEN_S = 0.01
+
+
+class _Heard:
+    """What a listener was told, and a wait for more."""
+
+    def __init__(self) -> None:
+        self.names: list[list[str]] = []
+        self._more = asyncio.Event()
+
+    def __call__(self, source: str, entries: Sequence[WorkerEntry]) -> None:
+        self.names.append([entry.name for entry in entries])
+        self._more.set()
+
+    async def wait(self, count: int) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.names) < count:
+                self._more.clear()
+                await self._more.wait()
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():
+            await asyncio.sleep(_OFTEN_S)
+
+
+async def test_a_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    path, heard = tmp_path / "workers", _Heard()
+    task = asyncio.create_task(watch_file(path, heard, _OFTEN_S))
+    try:
+        await _until(lambda: "No such file" in caplog.text)
+        path.write_text("a=prefill@h:1\n")
+        await heard.wait(1)
+        other = tmp_path / "other"
+        other.write_text("a=prefill@h:1\nb=decode@h:2\n")
+        os.replace(other, path)  # as config maps and editors do
+        await heard.wait(2)
+        path.write_text("a=prefill@h:1\nb=decode@h:")  # half written
+        await _until(lambda: "is no worker" in caplog.text)
+        path.write_bytes(b"\xff\xfe")
+        await _until(lambda: "utf-8" in caplog.text)
+        path.unlink()
+        await _until(lambda: caplog.text.count("No such file") == 2)
+        assert len(heard.names) == 2, "what cannot be read changes nothing"
+        path.write_text("b=decode@h:2\n")
+        await heard.wait(3)
+    finally:
+        task.cancel()
+    assert heard.names == [["a"], ["a", "b"], ["b"]]
+
+
+async def test_a_name_is_looked_up_again(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    caplog.set_level(logging.INFO)
+    heard = _Heard()
+    answers: list[list[str]] = [["10.0.0.2", "10.0.0.1"], ["10.0.0.1", "10.0.0.2", "10.0.0.2"], [], ["10.0.0.3"]]
+
+    async def look_up(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        assert (host, port) == ("prefill.svc", 8998)
+        addresses = answers.pop(0) if len(answers) > 1 else answers[0]
+        if not addresses:
+            raise OSError("Name or service not known")
+        return [(2, 1, 6, "", (address, port)) for address in addresses]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+    task = asyncio.create_task(watch_name(parse_worker("prefill@prefill.svc:8998"), heard, _OFTEN_S))
+    try:
+        await heard.wait(2)
+    finally:
+        task.cancel()
+    assert heard.names == [["prefill-10.0.0.1:8998", "prefill-10.0.0.2:8998"], ["prefill-10.0.0.3:8998"]]
+    assert "Name or service not known" in caplog.text
+
+
+async def test_a_real_name_resolves() -> None:
+    heard = _Heard()
+    task = asyncio.create_task(watch_name(parse_worker("decode@localhost:8998"), heard, _OFTEN_S))
+    try:
+        await heard.wait(1)
+    finally:
+        task.cancel()
+    assert heard.names == [["decode-127.0.0.1:8998"]]
