@@ -4,9 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from deltaserve.core.errors import ConfigError
 from deltaserve.model.fingerprint import model_fingerprint, tokenizer_hash
+from deltaserve.model.formats.gguf_header import read_header
+from tests.fixtures.tiny_gguf import Kind, write_gguf
+from tests.fixtures.tiny_models import VARIANTS
 
 
 @pytest.fixture
@@ -41,6 +45,30 @@ def test_a_shard_header_counts(folder: Path) -> None:
     shards[0].write_bytes(shards[1].read_bytes())
     shards[1].write_bytes(swapped)
     assert model_fingerprint(folder) != before
+
+
+@pytest.mark.parametrize("which", [0, 7, -1])
+def test_a_fine_tune_is_another_model(folder: Path, which: int) -> None:
+    """Its files are alike in all but the values of, at the least, one matrix."""
+    before = model_fingerprint(folder)
+    shard = sorted(folder.glob("*.safetensors"))[which % 2]
+    tensors = load_file(shard)
+    name = sorted(name for name, tensor in tensors.items() if tensor.ndim > 1)[which]
+    save_file({**tensors, name: tensors[name] * 1.01}, shard, {"format": "pt"})
+    assert model_fingerprint(folder) != before
+    save_file(tensors, shard, {"format": "pt"})
+    assert model_fingerprint(folder) == before
+
+
+def test_a_fine_tune_in_one_file_is_another_model(tmp_path: Path) -> None:
+    path, _ = write_gguf(VARIANTS["llama"], tmp_path, Kind.Q8_0)
+    before = model_fingerprint(path)
+    content = bytearray(path.read_bytes())
+    tensor = max(read_header(path).tensors, key=lambda tensor: tensor.num_bytes)
+    middle = tensor.start + tensor.num_bytes // 2
+    content[middle : middle + 64] = bytes(64)
+    path.write_bytes(content)
+    assert model_fingerprint(path) != before
 
 
 @pytest.mark.parametrize("content", [b"", (1 << 40).to_bytes(8, "little"), (100).to_bytes(8, "little") + b"{}"])

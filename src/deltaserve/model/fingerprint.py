@@ -23,7 +23,7 @@ MAX_FILE_BYTES = 256 << 20
 
 
 def model_fingerprint(model_path: Path) -> str:
-    """sha256 (hex) of what tells a checkpoint from others; no weight is read."""
+    """sha256 (hex) of what tells a checkpoint from others; of each weight only a little is read."""
     digest = hashlib.sha256()
     for name, data in open_source(model_path).identity():
         _add(digest, name, data)

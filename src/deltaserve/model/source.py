@@ -49,7 +49,7 @@ class TensorSource(Protocol):
         ...
 
     def identity(self) -> Iterable[tuple[str, bytes]]:
-        """Named bytes that tell it from other checkpoints: of everything but the weights themselves."""
+        """Named bytes that tell it from other checkpoints: of everything, and of the weights a little of each."""
         ...
 
     def headers(self) -> Iterable[TensorHeader]:

@@ -16,6 +16,7 @@ from deltaserve.model.folder_files import in_folder
 from deltaserve.model.formats.gguf_config import config_values, generation_values, gguf_family
 from deltaserve.model.formats.gguf_header import GgufHeader, GgufTensor, read_header
 from deltaserve.model.source import TensorHeader
+from deltaserve.model.weight_sample import Extent, weight_sample
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Tensor of divisors of the rotary embedding's frequencies: part of the configuration, not of the weights."""
@@ -77,8 +78,9 @@ class GgufModel:
         return cls(path, read_header(path))
 
     def identity(self) -> Iterator[tuple[str, bytes]]:
-        """Everything before the first tensor."""
+        """Everything before the first tensor, and a little of every tensor."""
         yield "gguf", self.header.raw
+        yield "values", weight_sample(self.path, [Extent(each.start, each.num_bytes) for each in self.header.tensors])
 
     @property
     def num_bytes(self) -> int:

@@ -1,5 +1,6 @@
 """A Hugging Face folder: config.json and safetensors files. Code in the folder is never imported."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from deltaserve.model.folder_files import read_in_folder
 from deltaserve.model.json_object import read_json, read_json_if_there
 from deltaserve.model.source import TensorHeader
 from deltaserve.model.stand_ins import HEAD_BYTES, stand_in
+from deltaserve.model.weight_sample import Extent, weight_sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,14 @@ class SafetensorsFolder:
         return read_json_if_there(self.path / "generation_config.json")
 
     def identity(self) -> Iterator[tuple[str, bytes]]:
-        """config.json, every header, and the tokenizer's files."""
+        """config.json, every header, a little of every tensor, and the tokenizer's files."""
         config = read_in_folder(self.path / "config.json", MAX_FILE_BYTES)
         if config is not None:
             yield "config.json", config
         for shard in self.shards:
-            yield shard.name, _header(shard)
+            header = _header(shard)
+            yield shard.name, header
+            yield f"{shard.name} values", weight_sample(shard, _extents(header))
         yield "tokenizer", tokenizer_hash(self.path).encode()
 
     def headers(self) -> Iterator[TensorHeader]:
@@ -78,6 +82,17 @@ def _header(shard: Path) -> bytes:
     if len(header) < num_bytes:
         raise ConfigError(f"{shard.name}: ends within its header of {num_bytes} bytes")
     return header
+
+
+def _extents(header: bytes) -> list[Extent]:
+    """Where the tensors are, in the order of their names; none of a header that is damaged, which whoever reads the
+    tensors says."""
+    first = 8 + len(header)
+    try:
+        offsets = {name: entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"}
+        return [Extent(first + int(start), int(end) - int(start)) for _, (start, end) in sorted(offsets.items())]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return []
 
 
 def open_path(path: Path) -> SafetensorsFolder:
