@@ -991,11 +991,4 @@ MUTANTS = (
         "        if worker is None:\n            worker = self._workers[name] =",
         "        if True:\n            worker = self._workers[name] =",
     ),
-    Mutant(
-        "hangs_up_on_who_is_used",
-        "M6",
-        _SERVING,
-        "            if not self.receiver.of_peer(name) and all(room.prefill != name for room in self.rooms):",
-        "            if True:",
-    ),
 )

@@ -182,7 +182,7 @@ def _draw(seed: int) -> Knobs:
         return _on_a_slow_network(knobs, networks)
     knobs = replace(knobs, shape=replace(knobs.shape, num_fronts=2)) if chance.hits(0.15) else knobs
     knobs = _with_acknowledged_contents(knobs, Chance(seed, "acknowledged contents"))
-    knobs = _with_leaves(_with_changes(knobs, Chance(seed, "roles")), Chance(seed, "membership"))
+    knobs = _with_leaves(_with_changes(knobs, Chance(seed, "roles")), Chance(seed, "comings and goings"))
     knobs = _with_ranks(knobs, Chance(seed, "ranks"))
     knobs = _with_page_sizes(knobs, Chance(seed, "page sizes"))
     knobs = _with_staging(knobs, Chance(seed, "staging"))

@@ -24,7 +24,7 @@ _JOINS_S = 0.05, 3.0
 """When a worker joins again, after it was forgotten."""
 _ENDS = 0.7
 """Share of the workers that left whose process ends."""
-_MOVES_OFF_S = 8.0
+_MOVES_OFF_S = 2.0
 """How long rooms may be left on a worker whose grace is over, while there are others."""
 
 _Leave = tuple[PeerName, int, PeerName, float]

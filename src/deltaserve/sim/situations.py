@@ -52,9 +52,9 @@ class Situation(Enum):
     SLOW_FENCE = "a fence takes a while", 150
     ROLE_CHANGED = "a worker takes up another role", 140
     SEVERAL_EVENTS = "a turn of a worker deals with several events", 300
-    LEFT = "a worker leaves, and every front forgets it", 140
-    LEAVES_WITH_ROOMS = "a worker that has rooms is to leave", 40
-    JOINED = "a worker that had left joins again", 140
+    LEFT = "a worker leaves, and every front forgets it", 270
+    LEAVES_WITH_ROOMS = "a worker that has rooms is to leave", 180
+    JOINED = "a worker that had left joins again", 220
     # readers that copy
     READER_COPIES = "a reader copies, as on one machine", 400
     COPIED_AFTER_FENCE = "a stopped reader goes on and copies behind its writer's fence", 40
