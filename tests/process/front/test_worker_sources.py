@@ -27,7 +27,7 @@ class _Heard:
         self.names.append([entry.name for entry in entries])
         self._more.set()
 
-    async def wait(self, count: int) -> None:
+    async def told(self, count: int) -> None:
         async with asyncio.timeout(PATIENCE_S):
             while len(self.names) < count:
                 self._more.clear()
@@ -47,11 +47,11 @@ async def test_a_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pyte
     try:
         await _until(lambda: "No such file" in caplog.text)
         path.write_text("a=prefill@h:1\n")
-        await heard.wait(1)
+        await heard.told(1)
         other = tmp_path / "other"
         other.write_text("a=prefill@h:1\nb=decode@h:2\n")
         os.replace(other, path)  # as config maps and editors do
-        await heard.wait(2)
+        await heard.told(2)
         path.write_text("a=prefill@h:1\nb=decode@h:")  # half written
         await _until(lambda: "is no worker" in caplog.text)
         path.write_bytes(b"\xff\xfe")
@@ -60,7 +60,7 @@ async def test_a_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pyte
         await _until(lambda: caplog.text.count("No such file") == 2)
         assert len(heard.names) == 2, "what cannot be read changes nothing"
         path.write_text("b=decode@h:2\n")
-        await heard.wait(3)
+        await heard.told(3)
     finally:
         task.cancel()
     assert heard.names == [["a"], ["a", "b"], ["b"]]
@@ -81,7 +81,7 @@ async def test_a_name_is_looked_up_again(caplog: pytest.LogCaptureFixture, monke
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
     task = asyncio.create_task(watch_name(parse_worker("prefill@prefill.svc:8998"), heard, _OFTEN_S))
     try:
-        await heard.wait(2)
+        await heard.told(2)
     finally:
         task.cancel()
     assert heard.names == [["prefill-10.0.0.1:8998", "prefill-10.0.0.2:8998"], ["prefill-10.0.0.3:8998"]]
@@ -92,7 +92,7 @@ async def test_a_real_name_resolves() -> None:
     heard = _Heard()
     task = asyncio.create_task(watch_name(parse_worker("decode@localhost:8998"), heard, _OFTEN_S))
     try:
-        await heard.wait(1)
+        await heard.told(1)
     finally:
         task.cancel()
     assert heard.names == [["decode-127.0.0.1:8998"]]
