@@ -50,7 +50,7 @@ from deltaserve.process.worker.rank_spec import meeting_point, rank_device
 from deltaserve.process.worker.transports import open_transport
 from deltaserve.process.worker.worker_process import WorkerParts
 from deltaserve.process.worker.worker_spec import WorkerSpec, read_secret
-from deltaserve.server.text.text_codec import TextCodec
+from deltaserve.server.text.text_codec import read_vocabulary
 from deltaserve.transports.registry import transport_kind
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def build_worker(
     fingerprint = model_fingerprint(Path(spec.model_path))
     shard = Shard(0, spec.tp_size)
     collective = ALONE if ranks is None else _join(spec, shard, ranks.folder)
-    grammars = AnswerGrammars(lambda: TextCodec.load(Path(spec.model_path), spec.model_overrides).vocabulary())
+    grammars = AnswerGrammars(lambda: read_vocabulary(Path(spec.model_path), spec.model_overrides))
     with group_errors():
         mesh = _join_group(spec)
         executor = _load(spec, model, Partners(collective, mesh), progress, grammars)

@@ -29,7 +29,7 @@ from deltaserve.server.text.stop_filter import HiddenStops
 from deltaserve.server.text.template import PLAIN_CHAT, ChatTemplate, Rendered, split_quoted
 from deltaserve.server.text.template_needs import Message, TemplateError
 from deltaserve.server.text.text_files import TemplateSource, TextFiles, read_files, read_template
-from deltaserve.server.text.tokenizer_fit import fitted
+from deltaserve.server.text.tokenizer_fit import Fitted, fitted
 
 _log = logging.getLogger(__name__)
 MAX_VOCAB = 1 << 22
@@ -104,24 +104,14 @@ class TextCodec:
 
         Raises ConfigError naming the file and what is wrong with it.
         """
-        source = open_source(model)
-        spec = spec_of(source, overrides)
-        files = read_files(source, model)
-        unusable = f"{model.name}: not a usable tokenizer"
-        with library_errors(unusable):
-            fit = fitted(files.tokenizer, spec.vocab_size)
-        files = replace(files, tokenizer=fit.tokenizer)
-        if template is not None:
-            files = replace(files, template=read_template(template))
-        chat = _load_template(files)
-        recommended = _sampling_defaults(files.generation)
+        text = _read(model, overrides, template)
+        recommended = _sampling_defaults(text.files.generation)
         defaults = recommended if sampling == "model" else SamplingDefaults()
-        ends = end_ids(spec.eos_token_ids, files, chat)
-        with library_errors(unusable):
-            codec = TextCodec(fit.tokenizer, spec.vocab_size, ends, chat, defaults, parsers)
-            check_coverage(fit.tokenizer, codec._table, spec.vocab_size, model.name)
-        if files.template is not None:
-            _check_chat(codec, files.template, fit.left_out)
+        with library_errors(f"{model.name}: not a usable tokenizer"):
+            codec = TextCodec(text.fit.tokenizer, text.vocab_size, text.ends, text.chat, defaults, parsers)
+            check_coverage(text.fit.tokenizer, codec._table, text.vocab_size, model.name)
+        if text.files.template is not None:
+            _check_chat(codec, text.files.template, text.fit.left_out)
         return codec
 
     def _marker_tokens(self) -> MarkerTokens:
@@ -226,6 +216,37 @@ class TextCodec:
 
     def _hidden(self, skip_special_tokens: bool) -> frozenset[int]:
         return self._table.special_ids if skip_special_tokens else frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelText:
+    """What a model's files say of its text."""
+
+    fit: Fitted
+    files: TextFiles
+    vocab_size: int
+    chat: ChatTemplate | None
+    ends: set[int]
+
+
+def _read(model: Path, overrides: str | None, template: Path | None) -> _ModelText:
+    source = open_source(model)
+    spec = spec_of(source, overrides)
+    files = read_files(source, model)
+    with library_errors(f"{model.name}: not a usable tokenizer"):
+        fit = fitted(files.tokenizer, spec.vocab_size)
+    files = replace(files, tokenizer=fit.tokenizer)
+    if template is not None:
+        files = replace(files, template=read_template(template))
+    chat = _load_template(files)
+    return _ModelText(fit, files, spec.vocab_size, chat, end_ids(spec.eos_token_ids, files, chat))
+
+
+def read_vocabulary(model: Path, overrides: str | None = None) -> AnswerVocabulary:
+    """What the tokens of a model spell, without the tables of a codec: those take most of its time. Raises ConfigError
+    as `TextCodec.load` does."""
+    text = _read(model, overrides, None)
+    return AnswerVocabulary(text.fit.tokenizer.to_str(), text.vocab_size, tuple(sorted(text.ends)))
 
 
 def _check_chat(codec: TextCodec, source: TemplateSource, left_out: Sequence[str]) -> None:

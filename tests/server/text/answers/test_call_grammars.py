@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deltaserve.model.answer_grammars import AnswerGrammars, AnswerVocabulary
-from deltaserve.server.structured_output import lark_grammar
+from deltaserve.server.structured_output import json_grammar, lark_grammar
 from deltaserve.server.text.answers.answer_choice import FORMATS
 from deltaserve.server.text.answers.answer_grammar import AnswerShape, Calls, answer_grammar
 from deltaserve.server.text.answers.answer_reader import PromptEnd
@@ -210,6 +210,19 @@ def test_calls_or_content_of_a_grammar(name: str) -> None:
         behind = Answers(name, shape(Calls.NONE, content=content, prompt_end=PromptEnd.BEHIND))
         assert behind.allows("no")
         assert not behind.allows(f"{begin}hm{end}no")
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json"])
+def test_content_may_look_like_a_call_for_long(name: str) -> None:
+    named = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+    content = json_grammar({**named, "required": ["name"], "additionalProperties": False}, "schema")
+    answers = Answers(name, shape(Calls.MAY, content=content))
+    for text in ('{"name": "Bob", "age": 3}', '{"name": "look", "age": 3}', '{"name": "lo"}'):
+        assert answers.allows(text), text
+    for calls in GOOD:
+        assert answers.allows(answer_of(name, Turn(calls)))
+    for call in BAD:
+        assert not answers.allows(answer_of(name, Turn([call]))), call
 
 
 def test_messages_with_channels() -> None:

@@ -43,7 +43,8 @@ def answer_grammar(
 
     Reasoning whose length is bounded must end with a marker that is one token: `can_bound`.
     """
-    grammar = CallGrammar(tokens, shape.tools, shape.several, shape.most_reasoning)
+    beside_content = shape.content is not None
+    grammar = CallGrammar(tokens, shape.tools, shape.several, shape.most_reasoning, beside_content)
     if any(each is not None and each.messages is not None for each in (calls, reasoning)):
         return _of_messages(shape, (calls, reasoning), grammar)
     syntax = None if calls is None or shape.calls is Calls.NONE else calls.calls

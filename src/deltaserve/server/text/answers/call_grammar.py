@@ -49,6 +49,8 @@ class CallGrammar:
     """Whether there may be more than one call."""
     most_reasoning: int | None = None
     """Most tokens of reasoning. None: any number."""
+    beside_content: bool = False
+    """Whether an answer may be content of a grammar in place of calls."""
     rules: list[str] = field(default_factory=list)
 
     def literal(self, text: str) -> str:

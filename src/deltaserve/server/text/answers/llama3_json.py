@@ -14,7 +14,17 @@ def _read(stream: AnswerStream) -> Wait[bool]:
 
 
 def _write(grammar: CallGrammar) -> str:
-    return grammar.some(grammar.one_json('{"name": "', '", "parameters": ', "}"), "; ")
+    """Beside content of a grammar, which may be an object as well, a call is one by its schema: its parts are those of
+    JSON. A text as long as a call's head would be read to its end before content is thought of."""
+    if not grammar.beside_content:
+        return grammar.some(grammar.one_json('{"name": "', '", "parameters": ', "}"), "; ")
+    calls = []
+    for name, schema in grammar.tools.items():
+        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        properties = {"name": {"const": name}, "parameters": schema}
+        call = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+        calls.append(grammar.json({**shared, **call}))
+    return grammar.some(grammar.any_of(calls), "; ")
 
 
 def _write_free(grammar: CallGrammar) -> str:
