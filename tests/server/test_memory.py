@@ -83,7 +83,7 @@ def test_streams_that_are_cut_leave_nothing_behind(model_folder: Path, tmp_path:
 
 
 def test_remembered_requests_are_bounded_by_their_samples() -> None:
-    recorder = Recorder(metrics=ServerMetrics.__new__(ServerMetrics))
+    recorder = Recorder(ServerMetrics.__new__(ServerMetrics), "m")
     for number in range(100):
         recorder.remember(f"large-{number}", MAX_REMEMBERED_SAMPLES // 10, {"id": number})
     found = [number for number in range(100) if recorder.find(f"large-{number}") is not None]

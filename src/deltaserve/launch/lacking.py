@@ -4,6 +4,7 @@ anything is read or opened."""
 import os
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from deltaserve.core.branches import TRANSPORTS
 from deltaserve.core.errors import ConfigError
@@ -34,6 +35,8 @@ def lacking(command: str, settings: Settings) -> Iterator[str]:
         yield from transport_kind(transport).refuse(transfer_flags(settings))
     if command != "router":
         yield from _unfit_head(settings)
+    if settings.logging.otlp_traces_endpoint is not None and find_spec("opentelemetry") is None:
+        yield "--otlp-traces-endpoint: OpenTelemetry is not installed: pip install 'deltaserve[otel]'"
 
 
 def transfer_flags(settings: Settings) -> TransferFlags:

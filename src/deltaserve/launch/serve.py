@@ -271,6 +271,7 @@ def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) ->
         slow_reader_s=scheduling.slow_reader_timeout_s,
         conditional_prefill=settings.disaggregation.conditional_prefill == "auto",
         grace_s=settings.process.shutdown_grace_s,
+        traces_url=settings.logging.otlp_traces_endpoint,
         metrics_names=tuple(filter(None, (settings.logging.metrics_names or "").split(","))),
         shows_metrics=settings.logging.metrics_on_api_port,
         log=log_spec(settings),

@@ -21,14 +21,20 @@ from deltaserve.server.openapi import document
 from deltaserve.server.replies import json_reply
 from deltaserve.server.routes import Access, HttpRoute
 from deltaserve.server.settings import Right, ServerSettings
+from deltaserve.server.spans import SpanSink
 from deltaserve.server.text.text_codec import TextCodec
 
 
 def create_app(
-    engine: Engine, text: TextCodec, settings: ServerSettings, registry: CollectorRegistry | None = None
+    engine: Engine,
+    text: TextCodec,
+    settings: ServerSettings,
+    registry: CollectorRegistry | None = None,
+    spans: SpanSink | None = None,
 ) -> Starlette:
-    """The public application. Its `state.front` is shared with `create_admin_app`."""
-    front = Front.build(engine, text, settings, registry or CollectorRegistry())
+    """The public application. Its `state.front` is shared with `create_admin_app`. `spans`: where those of requests
+    go."""
+    front = Front.build(engine, text, settings, registry or CollectorRegistry(), spans)
     # Where both are, the admin routes' own /server_info is the one that tells all.
     metrics = (OPEN_METRICS,) if settings.shows_metrics and settings.admin_address else ()
     app = _application(front, PAGES + metrics + (PUBLIC if settings.admin_address else ADMIN + PUBLIC), Right.API)

@@ -54,13 +54,16 @@ class Edge:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = self._routes.get(scope["path"])
         access = route.access if route else Access.KEY
-        reply = _Reply(send, _request_id(scope), _trace(scope), route.errors if route else OPENAI_ERRORS)
+        trace = _trace(scope)
+        reply = _Reply(send, _request_id(scope), trace, route.errors if route else OPENAI_ERRORS)
         try:
             headers = _checked_headers(scope, self._front.settings.http)
             self._check_host(access, headers)
             key = self._authenticate(access, headers)
             namespace = key.namespace if key else DEFAULT_NAMESPACE
-            scope[CALLER] = Caller(reply.request_id, namespace, time.monotonic())
+            scope[CALLER] = Caller(
+                reply.request_id, namespace, time.monotonic(), None if trace is None else trace.decode()
+            )
             await self._app(scope, receive, reply.send)
         except ClientGone:
             self._front.metrics.clients_gone.inc()

@@ -19,6 +19,7 @@ from deltaserve.server.observe import Recorder
 from deltaserve.server.prometheus import ServerMetrics
 from deltaserve.server.read import Reading, TextThreads
 from deltaserve.server.settings import ServerSettings
+from deltaserve.server.spans import SpanSink
 from deltaserve.server.stream import OpenRooms, Runner
 from deltaserve.server.structured_output import GrammarCheck
 from deltaserve.server.text.text_codec import TextCodec
@@ -45,8 +46,14 @@ class Front:
     """Start of the front, in Unix seconds."""
 
     @staticmethod
-    def build(engine: Engine, text: TextCodec, settings: ServerSettings, registry: CollectorRegistry) -> "Front":
-        """Make the parts of a front and wire them together."""
+    def build(
+        engine: Engine,
+        text: TextCodec,
+        settings: ServerSettings,
+        registry: CollectorRegistry,
+        spans: SpanSink | None = None,
+    ) -> "Front":
+        """Make the parts of a front and wire them together. `spans`: where those of requests go."""
         admission = Admission(settings)
         foreign = ForeignMetrics(registry, settings.metrics_names, settings.model_name)
         metrics = ServerMetrics(registry, engine.stats, admission, foreign)
@@ -63,7 +70,7 @@ class Front:
             unknown_fields=UnknownFields(metrics.ignored_fields),
             health=Health(engine.ready, engine.refusal),
             liveness=Liveness(engine.alive, threads, time.monotonic),
-            recorder=Recorder(metrics),
+            recorder=Recorder(metrics, settings.model_name, spans),
             runner=Runner(engine, text, OpenRooms(engine), settings.stream_interval),
             created=int(time.time()),
         )

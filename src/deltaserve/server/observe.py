@@ -11,6 +11,7 @@ from deltaserve.core.wire.messages import FinishReason
 from deltaserve.server.jobs import Job
 from deltaserve.server.prometheus import ServerMetrics
 from deltaserve.server.read import Caller
+from deltaserve.server.spans import SampleTimes, SpanSink, TimedSpan, request_span
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.usage import Count, cached_len, timings
 
@@ -23,8 +24,11 @@ MAX_REMEMBERED_SAMPLES = 10_000
 class Recorder:
     """Writes down every job of a front; remembers the last ones."""
 
-    def __init__(self, metrics: ServerMetrics) -> None:
+    def __init__(self, metrics: ServerMetrics, model: str, spans: SpanSink | None = None) -> None:
+        """`model`: name that spans give it. `spans`: where those of each request go; None: nowhere."""
         self.metrics = metrics
+        self.model = model
+        self.spans = spans
         self._lines: deque[tuple[str, int, Mapping[str, object]]] = deque()
         self._num_samples = 0
 
@@ -120,6 +124,27 @@ class JobRecord:
         else:
             metrics.errors.labels(outcome).inc()
         self.recorder.remember(self.job.id, len(self.job.samples), self._line(outcome, elapsed))
+        if self.recorder.spans is not None:
+            self.recorder.spans.put(self._span(outcome, self.caller.received + elapsed), self.caller.trace)
+
+    def _span(self, outcome: str, end: float) -> TimedSpan:
+        samples = zip(self.job.samples, self.counts.values(), strict=True)
+        times = [
+            SampleTimes(
+                sample.index,
+                len(sample.prompt.tokens),
+                count.num_tokens,
+                self._first_token.get(sample.index),
+                count.report,
+            )
+            for sample, count in samples
+        ]
+        about = {
+            "gen_ai.response.model": self.recorder.model,
+            "gen_ai.response.id": self.job.id,
+            "deltaserve.request_id": self.caller.request_id,
+        }
+        return request_span(f"generate {self.recorder.model}", self.caller.received, end, outcome, about, times)
 
     def _line(self, outcome: str, elapsed: float) -> dict[str, object]:
         return {

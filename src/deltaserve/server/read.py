@@ -62,6 +62,8 @@ class Caller:
     namespace: Namespace
     received: float
     """When the request was read, in `time.monotonic()` seconds."""
+    trace: str | None = None
+    """The client's `traceparent`; None: it sent none, or not one."""
 
 
 def new_request_id() -> str:

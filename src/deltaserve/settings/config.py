@@ -121,6 +121,14 @@ SocketPath = Annotated[
 MetricsNames = Annotated[
     str, Field(pattern=r"^(vllm|sglang)(,(vllm|sglang))*$", description="vllm, sglang or vllm,sglang")
 ]
+TracesUrl = Annotated[
+    str,
+    Field(
+        pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$",
+        max_length=500,
+        description="a URL such as http://127.0.0.1:4318/v1/traces",
+    ),
+]
 KvEvents = Annotated[
     str,
     Field(max_length=4096, description='a JSON object such as {"endpoint": "tcp://127.0.0.1:5557"}'),
@@ -723,6 +731,12 @@ class LoggingSettings(Group):
     metrics_on_api_port: bool = option(
         False,
         "/metrics on the API's port, too, without a key: for scrapers that have none",
+        commands=ROUTING,
+        use="rare",
+    )
+    otlp_traces_endpoint: TracesUrl | None = option(
+        None,
+        "OpenTelemetry collector that is told where each request's time went (OTLP over HTTP); needs the extra otel",
         commands=ROUTING,
         use="rare",
     )

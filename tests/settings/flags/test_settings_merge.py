@@ -87,6 +87,7 @@ EXAMPLES: dict[str, str] = {
     "port": "8080",
     "max-connections-per-address": "64",
     "worker-name": "prefill.one",
+    "otlp-traces-endpoint": "http://127.0.0.1:4318/v1/traces",
     "workers-file": "/etc/deltaserve/workers",
     "workers-dns": "prefill@prefill.default.svc:8998",
     "workers": "prefill@127.0.0.1:8998,decode@localhost:8999",

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import importlib
 import logging
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ from deltaserve.server.app import create_app
 from deltaserve.server.heap import return_large_blocks
 from deltaserve.server.listening import Listening, serve
 from deltaserve.server.settings import HttpLimits, ServerSettings, StreamTimes, TlsFiles
+from deltaserve.server.spans import SpanSink
 from deltaserve.server.text.answers.answer_choice import Parsers
 from deltaserve.server.text.text_codec import TextCodec
 from deltaserve.settings.worker_list import parse_workers
@@ -64,7 +66,8 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
         links = Links(LinkSecurity.from_cluster_key(secret) if spec.curve else None)
     members = members_of(spec.workers, () if parent is None else parent.welcome.peers)
     engine = RouterEngine(_front_config(spec, boot, secret, members), links)
-    app = create_app(engine, text, settings)
+    spans = None if spec.traces_url is None else _span_sink(spec.traces_url, spec.name)
+    app = create_app(engine, text, settings, spans=spans)
     stop, hurry = asyncio.Event(), asyncio.Event()
     speaker = say if spec.log.format == "text" else say_in_json(spec.name, sys.stderr)
     loop = asyncio.get_running_loop()
@@ -96,7 +99,15 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
             with suppress(asyncio.CancelledError):
                 await task
         engine.close()
+        if spans is not None:
+            await asyncio.to_thread(spans.close)
     return Exit.INTEGRITY if engine.breached.is_set() else Exit.OK
+
+
+def _span_sink(url: str, name: str) -> SpanSink:
+    """OpenTelemetry is imported here, by those who asked for it."""
+    sink: SpanSink = importlib.import_module("deltaserve.server.otlp").open_sink(url, name)
+    return sink
 
 
 def _codec(spec: FrontSpec) -> TextCodec:

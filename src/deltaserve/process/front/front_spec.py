@@ -62,6 +62,8 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     curve: bool = False
     conditional_prefill: bool = False
     metrics_names: tuple[str, ...] = ()
+    traces_url: str | None = None
+    """Collector that spans of requests go to."""
     shows_metrics: bool = False
     """Whether metrics need no key."""
     num_fronts: int = 1

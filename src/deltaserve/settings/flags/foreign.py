@@ -427,9 +427,12 @@ _REFUSED = {
     "answers carry no inner values; leave it out": (
         "enable-return-hidden-states enable-return-routed-experts max-logprobs= return-tokens-as-token-ids"
     ),
-    "there are metrics and logs, no traces; leave it out": (
-        "enable-trace otlp-traces-endpoint= enable-kv-cache-events collect-detailed-traces=* "
-        "durable-kv-events profiler-config= enable-nsys enable-per-request-metrics dump-request-path="
+    "traces go where --otlp-traces-endpoint says, all parts of a request; leave it out": (
+        "enable-trace collect-detailed-traces=*"
+    ),
+    "there are metrics, logs and --otlp-traces-endpoint; leave it out": (
+        "enable-kv-cache-events durable-kv-events profiler-config= enable-nsys enable-per-request-metrics "
+        "dump-request-path="
     ),
     "no text of requests is kept; leave it out": (
         "crash-dump-folder= export-metrics-to-file export-metrics-to-file-dir= log-requests-target=* "
