@@ -119,6 +119,13 @@ COMMANDS = {
         example="--base-url http://127.0.0.1:30000",
         exits="0 nothing stands in the way, 1 a check fails",
     ),
+    "top": Command(
+        "deltaserve.commands.top.command",
+        "what a running server is doing, as it does it: requests, caches, workers",
+        group=_LOOK,
+        example="--base-url http://127.0.0.1:30000",
+        exits="0 it was looked at, 1 it could not be",
+    ),
     "verify": Command(
         "deltaserve.commands.verify.verify",
         "compare a server's answers with a reference",

@@ -13,10 +13,10 @@ import pytest
 from deltaserve.cli.main import main
 from deltaserve.commands.chat.command import Wishes, talk
 from deltaserve.commands.chat.screen import Screen
+from deltaserve.commands.client.admin import ask_admin
 from deltaserve.commands.client.completion_stream import ServerError
 from deltaserve.commands.client.http_client import async_http_client, http_client
 from deltaserve.commands.demo.chat import ChatExample, ask
-from deltaserve.commands.doctor.admin import ask_admin
 from deltaserve.commands.doctor.machine import check_listener
 from deltaserve.commands.doctor.server import check_server
 from deltaserve.commands.verify.client import ServerClient, VerifyError

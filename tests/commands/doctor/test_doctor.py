@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from deltaserve.cli.main import main
+from deltaserve.commands.client.admin import admin_places
 from deltaserve.commands.doctor import machine as doctor_machine
-from deltaserve.commands.doctor.admin import admin_places
 from deltaserve.commands.doctor.machine import check_device, check_listeners, check_software
 from deltaserve.commands.doctor.model import check_model
 from deltaserve.commands.doctor.server import check_server

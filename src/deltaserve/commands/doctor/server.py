@@ -5,8 +5,8 @@ from typing import Any
 
 import httpx
 
+from deltaserve.commands.client.admin import AdminAnswer, ask_admin
 from deltaserve.commands.client.http_client import fault, http_client
-from deltaserve.commands.doctor.admin import AdminAnswer, ask_admin
 from deltaserve.control.cache.pages import is_crowded
 from deltaserve.control.front.workers import STATE_WORDS
 from deltaserve.control.peer.table import PeerState

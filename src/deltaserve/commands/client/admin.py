@@ -31,6 +31,8 @@ class AdminAnswer:
     """The answer's content; None: the server was not reached."""
     refusal: str = ""
     """Where it was looked for, what came of it, and what would help."""
+    root: str = ""
+    """Where the admin routes are."""
 
 
 def ask_admin(path: str, base_url: str, admin_url: str | None, keys: Sequence[ApiKey]) -> AdminAnswer:
@@ -46,12 +48,18 @@ def ask_admin(path: str, base_url: str, admin_url: str | None, keys: Sequence[Ap
             tried.append(f"{root}{path}: {type(error).__name__}")
             continue
         if isinstance(content, dict) and not _is_of_the_api(content):
-            return AdminAnswer(content)
+            return AdminAnswer(content, root=root)
         tried.append(f"{root}{path}: " + ("names of the model only" if content else f"HTTP {reply.status_code}"))
         advice = _ADVICE.get(reply.status_code, _WHERE)
         if content is None and reply.status_code not in _ELSEWHERE:
             break
     return AdminAnswer(None, f"{', '.join(tried)}; {advice}")
+
+
+def ask_text(path: str, root: str, keys: Sequence[ApiKey]) -> str:
+    """GET `path` of the admin routes that are at `root`. Raises httpx.HTTPError."""
+    with http_client(root, _TIMEOUT_S, _bearer(keys)) as http:
+        return http.get(path).raise_for_status().text
 
 
 def _is_of_the_api(content: dict[str, Any]) -> bool:

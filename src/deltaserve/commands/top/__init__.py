@@ -1,0 +1,1 @@
+"""`deltaserve top`: what a running server is doing, as it does it."""

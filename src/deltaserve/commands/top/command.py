@@ -1,0 +1,117 @@
+"""`deltaserve top`: a running server, looked at again and again."""
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from deltaserve.commands.client.admin import ask_admin, ask_text
+from deltaserve.commands.client.http_client import fault, http_client
+from deltaserve.commands.top.figures import Look, ServerFigures, figures, series_of
+from deltaserve.commands.top.screen import shown
+from deltaserve.core.errors import ConfigError
+from deltaserve.process.front.secrets import read_api_keys
+from deltaserve.server.settings import ApiKey
+from deltaserve.settings.urls import DEFAULT_URL, server_root
+
+_FEWEST_S = 0.2
+_TIMEOUT_S = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `deltaserve top`."""
+    parser.description = (
+        "What a running server is doing: requests, tokens, what its caches hold and find, and each worker. It only "
+        "reads, and shows no text of any request. Where stdout is no terminal each look is printed below the last."
+    )
+    parser.add_argument("--base-url", default=DEFAULT_URL, metavar="URL", help=f"the server (default {DEFAULT_URL})")
+    parser.add_argument("--admin-url", metavar="URL", help="where it has its admin routes; with keys, one port above")
+    parser.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="keys as for `serve`; the first admin key is sent"
+    )
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default 1)")
+    parser.add_argument("--once", action="store_true", help="two looks, an interval apart, and the figures of both")
+    parser.add_argument("--json", action="store_true", help="figures as JSON, a line for each look")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit code: 0, or 1 where the first look fails. Raises ConfigError."""
+    if not _FEWEST_S <= arguments.interval < math.inf:  # nor NaN
+        raise ConfigError(f"--interval {arguments.interval:g}: from {_FEWEST_S:g} s on")
+    keys = read_api_keys(arguments.api_key_file) if arguments.api_key_file else ()
+    watch = _Watch(arguments.base_url, arguments.admin_url, keys)
+    first = watch.look()
+    if isinstance(first, str):
+        print(first, file=sys.stderr)
+        return 1
+    try:
+        if arguments.once or arguments.json or not sys.stdout.isatty():
+            _print(watch, arguments)
+        else:
+            _live(watch, arguments.interval)
+    except (KeyboardInterrupt, BrokenPipeError):
+        pass  # whoever reads has seen enough
+    return 0
+
+
+class _Watch:
+    """Looks at one server, and what each comes to beside the one before it."""
+
+    def __init__(self, base_url: str, admin_url: str | None, keys: Sequence[ApiKey]) -> None:
+        self.where = server_root(base_url)
+        self._places = base_url, admin_url, keys
+        self._last: Look | None = None
+
+    def look(self) -> ServerFigures | str:
+        """The figures, or why there are none."""
+        base_url, admin_url, keys = self._places
+        try:
+            with http_client(self.where, _TIMEOUT_S) as http:
+                http.get("/livez")
+            answer = ask_admin("/server_info", base_url, admin_url, keys)
+            if answer.content is None:
+                return f"{self.where}: its admin routes do not answer: {answer.refusal}"
+            now = Look(time.monotonic(), answer.content, series_of(ask_text("/metrics", answer.root, keys)))
+            found = figures(now, self._last)
+        except httpx.HTTPError as error:
+            return fault(self.where, error)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return f"{self.where}: what answers for the admin routes is not deltaserve, or of another version"
+        self._last = now
+        return found
+
+
+def _print(watch: _Watch, arguments: argparse.Namespace) -> None:
+    """Each look below the last."""
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    while True:
+        time.sleep(arguments.interval)
+        found = watch.look()
+        if isinstance(found, str):
+            print(found, file=sys.stderr)
+        elif arguments.json:
+            print(json.dumps(dataclasses.asdict(found)), flush=True)
+        else:
+            console.print(shown(found, watch.where))
+        if arguments.once:
+            return
+
+
+def _live(watch: _Watch, interval_s: float) -> None:
+    """Until Ctrl-C, on the terminal's other screen."""
+    console = Console()
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            found = watch.look()
+            picture: RenderableType = Text(found, style="red") if isinstance(found, str) else shown(found, watch.where)
+            live.update(picture, refresh=True)
+            time.sleep(interval_s)

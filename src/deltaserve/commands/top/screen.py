@@ -1,0 +1,107 @@
+"""Figures of a server as a table for a terminal."""
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from deltaserve.commands.top.figures import PoolUse, ServerFigures, WorkerFigures
+
+_BAR_LEN = 24
+_ABSENT = "-"
+_STATE_STYLES = {"ready": "green", "leaving": "yellow", "draining": "yellow"}
+
+
+def shown(server: ServerFigures, where: str) -> RenderableType:
+    """The whole picture. `where`: URL of the server."""
+    return Group(Text(f"{server.model} at {where}", style="bold"), *map(Text, _lines(server)), _table(server))
+
+
+def _lines(server: ServerFigures) -> Iterator[str]:
+    yield (
+        f"requests: {server.running} running, {server.waiting} waiting, {number(server.requests_per_s)}/s done   "
+        f"tokens/s: {number(server.prompt_per_s)} of prompts, {number(server.output_per_s)} of answers"
+    )
+    yield f"first token {seconds(server.ttft_s)}, between tokens {seconds(server.itl_s)} (medians)   {_caches(server)}"
+
+
+def _caches(server: ServerFigures) -> str:
+    share = _ABSENT if server.found_share is None else f"{server.found_share:.0%}"
+    saved = f"{number(server.found_tokens)} prompt tokens were on decode already"
+    return f"caches: {share} of prompt tokens found; {size(server.moved_bytes)} moved in all, {saved}"
+
+
+def _table(server: ServerFigures) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("worker", "role", "state"):
+        table.add_column(name)
+    for name in ("run", "wait", "tokens/s", "step", "in/s"):
+        table.add_column(name, justify="right")
+    table.add_column("pages: # used, = cached, . free", no_wrap=True)
+    table.add_column("besides")
+    for worker in server.workers:
+        table.add_row(*_row(worker))
+    return table
+
+
+def _row(worker: WorkerFigures) -> Iterator[RenderableType]:
+    yield worker.name
+    yield worker.role
+    yield Text(worker.state, style=_STATE_STYLES.get(worker.state, "red"))
+    yield str(worker.running)
+    yield str(worker.waiting)
+    yield number(worker.tokens_per_s)
+    yield seconds(worker.step_s or None)
+    yield _ABSENT if worker.bytes_per_s is None else size(worker.bytes_per_s)
+    yield "\n".join(map(bar, worker.pools)) or _ABSENT
+    yield ", ".join(_besides(worker))
+
+
+def _besides(worker: WorkerFigures) -> Iterator[str]:
+    if worker.tickets:
+        yield f"{worker.tickets} tickets"
+    if worker.evicted_per_s:
+        yield f"evicts {number(worker.evicted_per_s)}/s"
+    if worker.retractions:
+        yield f"{worker.retractions} retractions"
+    if worker.quarantined:
+        yield f"{worker.quarantined} pages in quarantine"
+
+
+def bar(pool: PoolUse) -> str:
+    """Shares of a pool, and how many pages it has. What is there at all is seen."""
+    if not pool.total:
+        return _ABSENT
+    used, cached = (_cells(count, pool.total) for count in (pool.used, pool.cached))
+    used = min(used, _BAR_LEN - cached) if cached < _BAR_LEN else 0
+    return f"{'#' * used}{'=' * cached}{'.' * (_BAR_LEN - used - cached)} {pool.total}"
+
+
+def _cells(count: int, total: int) -> int:
+    return max(int(count > 0), round(_BAR_LEN * count / total))
+
+
+def number(value: float | None) -> str:
+    """A count or a rate, three digits of it."""
+    if value is None:
+        return _ABSENT
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "K")):
+        if value >= limit:
+            return f"{value / (1000 if unit == 'K' else limit):.3g}{unit}"
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def seconds(value: float | None) -> str:
+    """A time, in milliseconds where it is short."""
+    if value is None:
+        return _ABSENT
+    return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.3g} ms"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes."""
+    for limit, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if num_bytes >= limit:
+            return f"{num_bytes / limit:.3g} {unit}"
+    return f"{num_bytes:.0f} B"
