@@ -143,7 +143,8 @@ class Demo:
             self._tell_chat(answer)
             is_right = all(comparison.is_right for comparison in comparisons) and self._example.is_answered_by(answer)
             serve_line = f"{command_name()} serve {shown_path(self._model)} --page-size 16"
-            tell_ending(self._console, ending, serve_line, commands(on_url, self._model.name, self._example))
+            lines = [watch_line(on_url), *commands(on_url, self._model.name, self._example)]
+            tell_ending(self._console, ending, serve_line, lines)
             if ending is Ending.KEEP:
                 self._say(f"\nThe server is still running at {on_url}; Ctrl-C ends it.")
                 wait_for_end(on)
@@ -213,7 +214,7 @@ class Talk:
             with own_server(SERVE, self._argv, lambda line: None) as server:
                 self._hold(name)
                 serve_line = f"{command_name()} serve {shown_path(self._model)} --page-size 16"
-                tell_ending(self._console, ending, serve_line, talk_commands(self._url, name))
+                tell_ending(self._console, ending, serve_line, [watch_line(self._url), *talk_commands(self._url, name)])
                 if ending is Ending.KEEP:
                     self._go_on(lambda: wait_for_end(server))
         except ConfigError as error:
@@ -259,6 +260,11 @@ def command_name() -> str:
 def shown_path(path: Path) -> str:
     """Relative to where the user is, if it lies below."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def watch_line(base_url: str) -> str:
+    """What shows the server at work."""
+    return f"{command_name()} top --base-url {base_url}"
 
 
 def tell_ending(console: Console, ending: Ending, serve_line: str, shell_commands: Sequence[str]) -> None:
