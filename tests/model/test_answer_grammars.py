@@ -4,8 +4,16 @@ import json
 from collections.abc import Sequence
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from deltaserve.model.answer_grammars import AnswerGrammars, AnswerVocabulary, GrammarError, check_multiples
+from deltaserve.model.answer_grammars import (
+    AnswerGrammars,
+    AnswerVocabulary,
+    GrammarError,
+    check_multiples,
+    without_merges,
+)
 from deltaserve.server.structured_output import json_grammar
 from tests.fixtures.tiny_tokenizer import byte_level
 from tools.drawn_schemas import drawn_schema
@@ -41,6 +49,30 @@ def test_a_schema_inside_a_grammar_is_no_way_round(name: str) -> None:
     lark = f'start: %json {{"type": "integer", "{name}" : 9999991}}'
     with pytest.raises(GrammarError, match="multipleOf"):
         check_multiples(json.dumps({"grammars": [{"lark_grammar": lark}]}))
+
+
+def test_masks_are_the_same_without_merges() -> None:
+    """A byte-pair vocabulary whose tokens are longer than the parts of a schema."""
+    texts = ['{"a": "' + "xyz" * number + '"}' for number in range(1, 30)]
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    trained.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trained.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet))
+    end = trained.add_special_tokens(["<|eos|>"]) and trained.token_to_id("<|eos|>")
+    assert end is not None
+    size = trained.get_vocab_size()
+    assert json.loads(trained.to_str())["model"]["merges"]
+    assert not json.loads(without_merges(trained.to_str()))["model"]["merges"]
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    matchers = [
+        LLMatcher(LLTokenizer(text, size, [end]), json_grammar(dict(schema), "schema"))
+        for text in (trained.to_str(), without_merges(trained.to_str()))
+    ]
+    for token in [*trained.encode(texts[20]).ids, end]:
+        first, second = (matcher.compute_bitmask() for matcher in matchers)
+        assert first == second
+        assert all(matcher.consume_token(token) for matcher in matchers)
 
 
 def test_large_objects_end_at_a_limit_and_drawn_schemas_do_not() -> None:

@@ -86,16 +86,15 @@ _NEWLINES = r"/\n{0,2}/"
 
 
 def _free(grammar: CallGrammar, thinking: Thinking, prompt_end: PromptEnd) -> str:
-    """Reasoning, and any tokens behind it. Reasoning may begin behind white space, so what begins the answer is told
-    apart token by token."""
-    ends, spaces = grammar.tokens.ends, grammar.tokens.spaces
-    rest = f"{any_token_but(ends)}*"
+    """Reasoning, and any tokens behind it, those that end the answer among them. Reasoning may begin behind white
+    space, so what begins the answer is told apart token by token."""
+    spaces, rest = grammar.tokens.spaces, f"{any_token_but()}*"
     thoughts = f"{grammar.reasoning_up_to(thinking.end)} {rest}"
     if prompt_end is PromptEnd.INSIDE:
         return thoughts
     first = grammar.tokens.first(thinking.begin)
     assert first is not None, "can_bound said so"
-    other = any_token_but(ends, spaces, [first])
+    other = any_token_but(spaces, [first])
     before = f"<[{','.join(map(str, sorted(spaces)))}]>*" if spaces else ""
     return f"{before} ({grammar.marker(thinking.begin)} {thoughts} | {other} {rest})?"
 
