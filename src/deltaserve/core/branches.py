@@ -154,6 +154,16 @@ ANSWERS: Mapping[str, Branch] = MappingProxyType(
             {"tool_call_parser": "DeepSeek V3.2", "reasoning_parser": "DeepSeek V3.2"},
             known_as=("deepseekv32", "deepseek-v32"),
         ),
+        "deepseek_v4": Branch(
+            "deltaserve.server.text.answers.deepseek_v4",
+            {"tool_call_parser": "DeepSeek V4", "reasoning_parser": "DeepSeek V4"},
+            known_as=("deepseekv4", "deepseek-v4"),
+        ),
+        "seed_oss": Branch(
+            "deltaserve.server.text.answers.seed_oss",
+            {"tool_call_parser": "Seed-OSS", "reasoning_parser": "Seed-OSS"},
+            known_as=("seed-oss",),
+        ),
         "mistral": Branch(
             "deltaserve.server.text.answers.mistral",
             {"tool_call_parser": "Mistral", "reasoning_parser": "Magistral, Ministral"},

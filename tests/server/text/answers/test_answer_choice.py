@@ -74,6 +74,12 @@ CALLS: Mapping[str, tuple[str, str | None]] = {
         ),
         "deepseek_v32",
     ),
+    "tags between markers of their own": (
+        f"<seed:tool_call>\n<function={NAME}>\n{EACH}</function>\n</seed:tool_call>".replace(
+            "ARGUMENT", "<parameter={{ k }}>{{ v }}</parameter>\n"
+        ),
+        "seed_oss",
+    ),
     "a list with other names": (
         f'<|START_ACTION|>[\n    {{"tool_call_id": "0", "tool_name": "{NAME}", "parameters": {JSON}}}\n]<|END_ACTION|>',
         "cohere",
@@ -152,6 +158,8 @@ PUBLISHED = {
     "moonshotai-Kimi-K2.jinja": ("kimi_k2", False),
     "Kimi-K2-Instruct.jinja": (None, False),  # changes lists, which a sandbox refuses
     "deepseek-ai-DeepSeek-V3.2.jinja": ("deepseek_v32", True),
+    "deepseek-ai-DeepSeek-V4.jinja": ("deepseek_v4", True),
+    "ByteDance-Seed-OSS.jinja": ("seed_oss", True),
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja": ("cohere", True),
     "ibm-granite-granite-3.3-2B-Instruct.jinja": (None, True),
     "google-gemma-2-2b-it.jinja": (None, False),

@@ -270,6 +270,19 @@ def deepseek_v32(calls: Sequence[Call]) -> str:
     return f"<{_DSML}function_calls>\n{''.join(each)}</{_DSML}function_calls>"
 
 
+def deepseek_v4(calls: Sequence[Call]) -> str:
+    return deepseek_v32(calls).replace("function_calls>", "tool_calls>")
+
+
+def seed_oss(calls: Sequence[Call]) -> str:
+    return "\n".join(
+        f"<seed:tool_call>\n<function={call.name}>\n"
+        + "".join(f"<parameter={key}>{_bare(value)}</parameter>\n" for key, value in call.arguments.items())
+        + "</function>\n</seed:tool_call>"
+        for call in calls
+    )
+
+
 def granite(calls: Sequence[Call], begin: str = "<|tool_call|>", end: str = "") -> str:
     each = (f'{{"name": "{call.name}", "arguments": {_dump(call.arguments)}}}' for call in calls)
     return f"{begin}[{', '.join(each)}]{end}"
@@ -302,6 +315,7 @@ _KIMI = (
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
     *("<|tool_call_argument_begin|>", "<|tool_call_end|>", *_THINK),
 )
+_SEED = ("<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>")
 _COHERE = ("<|START_ACTION|>", "<|END_ACTION|>", "<|START_THINKING|>", "<|END_THINKING|>")
 WRITERS: Mapping[str, tuple[str, Writer]] = {
     "hermes": ("hermes", Writer(hermes, markers=_TOOL_CALL)),
@@ -336,6 +350,8 @@ WRITERS: Mapping[str, tuple[str, Writer]] = {
     "glm47": ("glm45", Writer(glm47, markers=_GLM)),
     "kimi_k2": ("kimi_k2", Writer(kimi_k2, markers=_KIMI)),
     "deepseek_v32": ("deepseek_v32", Writer(deepseek_v32, markers=(_DSML, *_THINK))),
+    "deepseek_v4": ("deepseek_v4", Writer(deepseek_v4, markers=(_DSML, *_THINK))),
+    "seed_oss": ("seed_oss", Writer(seed_oss, ("<seed:think>", "</seed:think>"), markers=_SEED)),
     "granite": ("granite", Writer(granite, None, markers=("<|tool_call|>",))),
     "phi4": ("granite", Writer(phi4, None, markers=("<|tool_call|>", "<|/tool_call|>"))),
     "phi4, older": ("granite", Writer(phi4_old, None)),

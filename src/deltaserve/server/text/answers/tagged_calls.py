@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
+from deltaserve.server.text.answers.answer_syntax import CallSyntax
 from deltaserve.server.text.answers.call_grammar import CallGrammar
 from deltaserve.server.text.answers.typed_values import Schema, is_json, is_text, json_text, texts_of, typed
 
@@ -28,6 +29,52 @@ class Tags:
     """Line breaks between parts may be left out."""
     kinds: tuple[str, str] = ("", "")
     """Behind the name of an argument: that its value is a text, or JSON."""
+
+
+DSML_MARK = "\uff5cDSML\uff5c"
+DSML = Tags(
+    f'<{DSML_MARK}invoke name="',
+    '">',
+    f'<{DSML_MARK}parameter name="',
+    ">",
+    f"</{DSML_MARK}parameter>",
+    f"</{DSML_MARK}invoke>",
+    on_own_lines=False,
+    kinds=('" string="true"', '" string="false"'),
+)
+"""The markup of DeepSeek V3.2 and V4, which tells of each argument whether it is a text."""
+
+
+def tagged_block(begin: str, end: str, tags: Tags, *inside: str) -> CallSyntax:
+    """Calls that stand between two markers together, each on lines of its own."""
+
+    def read(stream: AnswerStream) -> Wait[bool]:
+        return (yield from stream.each_call(lambda: read_tagged_call(stream, tags), end))
+
+    def write(grammar: CallGrammar) -> str:
+        newline = grammar.literal("\n")
+        calls = grammar.some(grammar.rule(f"{write_tagged_call(grammar, tags)} {newline}"))
+        return f"{newline} {calls} {grammar.literal(end)}"
+
+    return CallSyntax(read, begins=(begin,), inside=(*inside, end), write=write, is_block=True)
+
+
+def marked_tags(begin: str, end: str, tags: Tags) -> CallSyntax:
+    """Calls that stand between two markers each, on lines of their own."""
+
+    def read(stream: AnswerStream) -> Wait[bool]:
+        yield from stream.skip()
+        if not (yield from read_tagged_call(stream, tags)):
+            return False
+        yield from stream.skip()
+        yield from stream.accept(end)
+        return True
+
+    def write(grammar: CallGrammar) -> str:
+        line, last = grammar.literal("\n"), grammar.literal(f"\n{end}")
+        return f"{line} {write_tagged_call(grammar, tags)} {last}"
+
+    return CallSyntax(read, begins=(begin,), inside=(end,), write=write)
 
 
 def read_tagged_call(stream: AnswerStream, tags: Tags) -> Wait[bool]:
