@@ -19,7 +19,10 @@ SOURCE = ROOT / "src" / "deltaserve"
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 _SECTIONS = (
     ("Start", ("quickstart", "when-does-it-pay", "troubleshooting", "not-there-yet")),
-    ("Operate", ("tools", "structured-output", "operations", "settings", "clients", "reliability", "dependencies")),
+    (
+        "Operate",
+        ("deploy", "operations", "settings", "tools", "structured-output", "clients", "reliability", "dependencies"),
+    ),
     ("Understand", ("architecture", "safety", "features", "performance")),
 )
 _CONF = """

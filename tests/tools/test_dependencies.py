@@ -58,6 +58,7 @@ def test_every_extra_is_used() -> None:
         "uvloop",
         "triton",
         "flashinfer",
+        "deploy",
         "docs",
         "test",
         "dev",

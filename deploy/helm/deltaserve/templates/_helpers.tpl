@@ -1,0 +1,254 @@
+{{- define "deltaserve.fullname" -}}
+{{- if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end }}
+
+{{/* What selects the pods of this release. */}}
+{{- define "deltaserve.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "deltaserve.labels" -}}
+{{ include "deltaserve.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "deltaserve.image" -}}
+{{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
+{{- end }}
+
+{{- define "deltaserve.modelPath" -}}
+{{- if .Values.model.file -}}
+/model/{{ .Values.model.file }}
+{{- else -}}
+/model
+{{- end -}}
+{{- end }}
+
+{{/* What prefill, decode and router are all started with. */}}
+{{- define "deltaserve.sharedArgs" -}}
+- {{ include "deltaserve.modelPath" . }}
+- --host
+- 0.0.0.0
+- --cluster-key-file
+- /etc/deltaserve/cluster/cluster.key
+- --log-format
+- json
+{{- with .Values.args }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Where containers may write: nothing there outlives the pod. Triton keeps compiled kernels below HOME. */}}
+{{- define "deltaserve.writableMounts" -}}
+- name: scratch
+  mountPath: /tmp
+{{- end }}
+
+{{- define "deltaserve.sharedMounts" -}}
+- name: model
+  mountPath: /model
+  readOnly: true
+  {{- with .Values.model.subPath }}
+  subPath: {{ . }}
+  {{- end }}
+- name: cluster-key
+  mountPath: /etc/deltaserve/cluster
+  readOnly: true
+{{ include "deltaserve.writableMounts" . }}
+{{- end }}
+
+{{- define "deltaserve.sharedVolumes" -}}
+- name: model
+  {{- if not .Values.model.volume }}
+  {{- fail "model.volume: where is the model? A volume source, such as {persistentVolumeClaim: {claimName: models, readOnly: true}}" }}
+  {{- end }}
+  {{- toYaml .Values.model.volume | nindent 2 }}
+- name: cluster-key
+  secret:
+    secretName: {{ .Values.clusterKey.secretName | default (printf "%s-cluster-key" (include "deltaserve.fullname" .)) }}
+    defaultMode: 0400
+    items:
+      - key: {{ .Values.clusterKey.key }}
+        path: cluster.key
+- name: scratch
+  emptyDir: {}
+{{- end }}
+
+{{/* Where pods may run, and what else is said of them. Called with {root, part}. */}}
+{{- define "deltaserve.podFields" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .part.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+terminationGracePeriodSeconds: {{ add .part.preStopSeconds .part.shutdownGraceSeconds 10 }}
+{{- end }}
+
+{{/* The container, apart from its arguments, ports and probes. Called with {root, part}. */}}
+{{- define "deltaserve.containerFields" -}}
+image: {{ include "deltaserve.image" .root }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+securityContext:
+  {{- toYaml .root.Values.containerSecurityContext | nindent 2 }}
+lifecycle:
+  preStop:
+    exec:
+      command: [sleep, {{ .part.preStopSeconds | quote }}]
+{{- end }}
+
+{{/* The StatefulSet of one role and its headless service. Called with {root, part, role}. */}}
+{{- define "deltaserve.worker" -}}
+{{- $name := printf "%s-%s" (include "deltaserve.fullname" .root) .role -}}
+{{- $values := .root.Values -}}
+{{- $isCuda := eq $values.device "cuda" -}}
+apiVersion: v1
+kind: Service
+metadata:
+  name: {{ $name }}
+  labels:
+    {{- include "deltaserve.labels" .root | nindent 4 }}
+    app.kubernetes.io/component: {{ .role }}
+spec:
+  # Each address behind this name is a worker that listens. One that starts is not there yet, one that is told to end is
+  # gone at once, so that routers let it go before it does; with publishNotReadyAddresses both would be listed.
+  clusterIP: None
+  publishNotReadyAddresses: false
+  ipFamilies: [IPv4]
+  ipFamilyPolicy: SingleStack
+  selector:
+    {{- include "deltaserve.selector" .root | nindent 4 }}
+    app.kubernetes.io/component: {{ .role }}
+  ports:
+    - name: links
+      port: {{ $values.links.port }}
+      targetPort: links
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata:
+  name: {{ $name }}
+  labels:
+    {{- include "deltaserve.labels" .root | nindent 4 }}
+    app.kubernetes.io/component: {{ .role }}
+spec:
+  serviceName: {{ $name }}
+  replicas: {{ .part.replicas }}
+  podManagementPolicy: Parallel # they do not wait for each other
+  minReadySeconds: {{ .part.minReadySeconds }}
+  selector:
+    matchLabels:
+      {{- include "deltaserve.selector" .root | nindent 6 }}
+      app.kubernetes.io/component: {{ .role }}
+  template:
+    metadata:
+      labels:
+        {{- include "deltaserve.labels" .root | nindent 8 }}
+        app.kubernetes.io/component: {{ .role }}
+        {{- if $values.llmd.enabled }}
+        llm-d.ai/role: {{ .role }}
+        {{- end }}
+        {{- with .part.podLabels }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- with .part.podAnnotations }}
+      annotations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+    spec:
+      {{- include "deltaserve.podFields" . | nindent 6 }}
+      containers:
+        - name: {{ .role }}
+          {{- include "deltaserve.containerFields" . | nindent 10 }}
+          args:
+            - {{ .role }}
+            {{- include "deltaserve.sharedArgs" .root | nindent 12 }}
+            - --device
+            - {{ $values.device }}
+            - --tp-size
+            - {{ .part.tpSize | quote }}
+            - --advertise
+            - $(POD_IP)
+            - --disaggregation-bootstrap-port
+            - {{ $values.links.port | quote }}
+            - --trusted-data-network
+            - {{ $values.transfers.network | default "$(POD_IP)/32" }}
+            - --shutdown-grace-s
+            - {{ .part.shutdownGraceSeconds | quote }}
+            {{- with .part.extraArgs }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
+          env:
+            - name: POD_IP
+              valueFrom:
+                fieldRef:
+                  fieldPath: status.podIP
+            - name: HOME
+              value: /tmp
+            - name: UCX_TCP_PORT_RANGE # where page transfers listen: the NetworkPolicy names the same ports
+              value: {{ printf "%v-%v" $values.transfers.firstPort $values.transfers.lastPort }}
+            {{- with .part.env }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
+          ports:
+            - name: links
+              containerPort: {{ $values.links.port }}
+          # A worker listens once its weights are loaded. It ends by itself when it stands still (exit codes 70 to 74), so
+          # there is no livenessProbe: there is nothing that one could find out first.
+          startupProbe:
+            tcpSocket: {port: links}
+            periodSeconds: 5
+            failureThreshold: {{ div (add .part.startSeconds 4) 5 }}
+          readinessProbe:
+            tcpSocket: {port: links}
+            periodSeconds: 5
+            failureThreshold: 3
+          resources:
+            {{- $asked := .part.resources | default dict | deepCopy }}
+            {{- if $isCuda }}
+            {{- $asked = mustMergeOverwrite $asked (dict "limits" (dict $values.gpuResource .part.tpSize)) }}
+            {{- end }}
+            {{- toYaml $asked | nindent 12 }}
+          volumeMounts:
+            {{- include "deltaserve.sharedMounts" .root | nindent 12 }}
+            {{- if and $isCuda (gt (int .part.tpSize) 1) }}
+            - name: shm
+              mountPath: /dev/shm
+            {{- end }}
+      volumes:
+        {{- include "deltaserve.sharedVolumes" .root | nindent 8 }}
+        {{- if and $isCuda (gt (int .part.tpSize) 1) }}
+        - name: shm # NCCL between the ranks; a container has 64 MiB otherwise
+          emptyDir:
+            medium: Memory
+            sizeLimit: 2Gi
+        {{- end }}
+{{- end }}

@@ -1,0 +1,367 @@
+"""The Helm chart: what it renders is valid, fits together, and starts deltaserve by flags that there are."""
+
+import re
+import socket
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+
+import deltaserve
+from deltaserve.settings.config import Settings
+from tests.deploy.lines import settings_of
+from tests.deploy.rendered import (
+    CHART,
+    NO_HELM,
+    Helm,
+    Json,
+    case,
+    containers,
+    flag,
+    named,
+    of_kind,
+    pods,
+    selects,
+    set_all,
+    unpack_helm,
+)
+from tests.deploy.running import MODEL, Release, make_keys, running
+from tests.ports import free_ports
+
+CASES = ("1p1d", "3p1d-tp4", "routers")
+PARTS = ("prefill", "decode", "router")
+LIFE_S = 10
+"""Seconds for processes to end once requests have: docs/operations.md."""
+Objects = list[Json]
+
+
+@pytest.fixture(scope="module")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    program = unpack_helm(tmp_path_factory.mktemp("helm"))
+    if program is None:
+        pytest.skip(NO_HELM)
+    return Helm(program)
+
+
+@pytest.fixture(scope="module")
+def rendered(helm: Helm) -> dict[str, Objects]:
+    return {name: helm.template("--values", str(case(name))) for name in CASES}
+
+
+@pytest.fixture(params=CASES)
+def objects(rendered: dict[str, Objects], request: pytest.FixtureRequest) -> Objects:
+    return rendered[request.param]
+
+
+def argv_of(container: Json) -> list[str]:
+    """As the kubelet starts it, with the pod's address."""
+    return [word.replace("$(POD_IP)", "10.1.2.3") for word in container["args"]]
+
+
+def test_its_version_is_that_of_the_code() -> None:
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == deltaserve.__version__
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_helm_finds_nothing_to_say(helm: Helm, name: str) -> None:
+    done = helm.run("lint", "--strict", "--values", str(case(name)), str(CHART))
+    assert done.returncode == 0, done.stdout
+    assert not re.findall(r"WARNING|ERROR", done.stdout)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_object_fits_the_schemas_of_kubernetes(helm: Helm, name: str, tmp_path: Path) -> None:
+    try:
+        metadata.version("kubernetes-validate")
+    except metadata.PackageNotFoundError:
+        pytest.skip(
+            "needs the schemas of Kubernetes: pip install kubernetes-validate (23 MB), as scripts/make-venv does"
+        )
+    file = tmp_path / "objects.yaml"
+    known = [each for each in helm.template("--values", str(case(name))) if each["kind"] != "ServiceMonitor"]
+    file.write_text(yaml.safe_dump_all(known))
+    command = [sys.executable, "-W", "ignore", "-m", "kubernetes_validate", "--strict", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert said.count(" passed for resource ") == len(known)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model.volume": {}}, "model.volume: where is the model?"),
+        ({"replicas": 2}, "replicas"),
+        ({"prefill.tpsize": 4}, "tpsize"),
+        ({"device": "gpu"}, "device"),
+        ({"router.fronts": 0}, "fronts"),
+        ({"transfers.network": "eth0"}, "network"),
+        ({"serviceMonitor": {"enabled": True, "credentials": {"secretName": "m"}}}, "networkPolicy.metricsFrom lets"),
+        ({"networkPolicy.enabled": False, "serviceMonitor.enabled": True}, "serviceMonitor.credentials.secretName"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(helm: Helm, values: Json, words: str) -> None:
+    done = helm.run("template", "r", str(CHART), "--values", str(case("1p1d")), *set_all(values))
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+def test_its_defaults_are_those_that_the_values_name(helm: Helm) -> None:
+    """Nothing that a template needs is missing from values.yaml but the model."""
+    volume = set_all({"model.volume": {"hostPath": {"path": "/m"}}})
+    assert set(containers(helm.template(*volume))) == set(PARTS)
+
+
+def test_deltaserve_takes_every_line(objects: Objects) -> None:
+    found = {part: settings_of(argv_of(container)) for part, container in containers(objects).items()}
+    assert set(found) == set(PARTS)
+    for part in ("prefill", "decode"):
+        links = containers(objects)[part]["ports"]
+        assert [{"name": "links", "containerPort": found[part].disaggregation.disaggregation_bootstrap_port}] == links
+        assert found[part].network.advertise == "10.1.2.3"
+    check_router_ports(objects, found["router"])
+
+
+def check_router_ports(objects: Objects, settings: Settings) -> None:
+    network = settings.network
+    ports = {each["name"]: each["containerPort"] for each in containers(objects)["router"]["ports"]}
+    admin = network.admin_port
+    assert admin is not None
+    assert ports == {"http": network.port} | {f"admin-{front}": admin + front for front in range(network.fronts)}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("1p1d", {"prefill": (1, 1), "decode": (1, 1), "router": (1, 1)}),
+        ("3p1d-tp4", {"prefill": (3, 4), "decode": (1, 4), "router": (1, 1)}),
+        ("routers", {"prefill": (1, 1), "decode": (2, 1), "router": (3, 2)}),
+    ],
+)
+def test_it_has_the_shape_that_was_asked_for(
+    rendered: dict[str, Objects], name: str, shape: dict[str, tuple[int, int]]
+) -> None:
+    """Part |-> replicas, and ranks of a worker or fronts of a router."""
+    objects = rendered[name]
+    sets = {each["metadata"]["name"].rpartition("-")[2]: each for each in of_kind(objects, "StatefulSet")}
+    sets |= {"router": of_kind(objects, "Deployment")[0]}
+    found = {}
+    for part, container in containers(objects).items():
+        word = "--fronts" if part == "router" else "--tp-size"
+        found[part] = (sets[part]["spec"]["replicas"], int(flag(container["args"], word)))
+    assert found == shape
+
+
+def test_a_worker_on_gpus_has_one_for_each_rank(rendered: dict[str, Objects]) -> None:
+    objects = rendered["3p1d-tp4"]
+    for component, template in pods(objects):
+        container = containers(objects)[component]
+        gpus = container["resources"].get("limits", {}).get("nvidia.com/gpu")
+        shared = [each["name"] for each in template["spec"]["volumes"] if each["name"] == "shm"]
+        assert (gpus, shared) == ((None, []) if component == "router" else (4, ["shm"]))
+        assert component == "router" or container["resources"]["limits"]["memory"] == "64Gi", "what was asked for stays"
+
+
+def test_routers_find_workers_behind_the_names_of_the_services(objects: Objects) -> None:
+    listed = flag(containers(objects)["router"]["args"], "--workers-dns").split(",")
+    assert len(listed) == 2
+    for entry in listed:
+        role, name, namespace, kind, port = re.fullmatch(r"(\w+)@([\w-]+)\.(\w+)\.(svc):(\d+)", entry).groups()  # type: ignore[union-attr]
+        service = named(objects, "Service", name)
+        assert (namespace, kind, service["spec"]["clusterIP"]) == ("prod", "svc", "None")
+        assert service["spec"]["publishNotReadyAddresses"] is False, "a worker that starts or ends is not listed"
+        chosen = [part for part, pod in pods(objects) if selects_labels(service, pod)]
+        assert chosen == [role]
+        assert (
+            int(port) == service["spec"]["ports"][0]["port"] == containers(objects)[role]["ports"][0]["containerPort"]
+        )
+        assert named(objects, "StatefulSet", name)["spec"]["serviceName"] == name
+
+
+def selects_labels(service: Json, pod: Json) -> bool:
+    return selects({"matchLabels": service["spec"]["selector"]}, pod["metadata"]["labels"])
+
+
+def test_services_lead_to_ports_of_their_pods(objects: Objects) -> None:
+    for service in of_kind(objects, "Service"):
+        (part,) = (part for part, pod in pods(objects) if selects_labels(service, pod))
+        has = {port["name"] for port in containers(objects)[part]["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= has
+
+
+def test_each_workload_selects_its_own_pods_and_each_budget_one_workload(objects: Objects) -> None:
+    for kind in ("StatefulSet", "Deployment", "PodDisruptionBudget"):
+        for each in of_kind(objects, kind):
+            chosen = [
+                part for part, pod in pods(objects) if selects(each["spec"]["selector"], pod["metadata"]["labels"])
+            ]
+            assert chosen == [each["metadata"]["labels"]["app.kubernetes.io/component"]]
+    assert len(of_kind(objects, "PodDisruptionBudget")) == len(PARTS)
+
+
+def test_workers_are_reached_by_their_own_release_alone(objects: Objects) -> None:
+    policy = named(objects, "NetworkPolicy", "r-deltaserve-workers")["spec"]
+    labels = {part: pod["metadata"]["labels"] for part, pod in pods(objects)}
+    assert [part for part in PARTS if selects(policy["podSelector"], labels[part])] == ["prefill", "decode"]
+    links, pages = policy["ingress"][:2]
+    decode = containers(objects)["decode"]
+    first, last = next(each["value"] for each in decode["env"] if each["name"] == "UCX_TCP_PORT_RANGE").split("-")
+    assert links["ports"] == [{"port": decode["ports"][0]["containerPort"]}]
+    assert pages["ports"] == [{"port": int(first), "endPort": int(last)}]
+    for rule, allowed in ((links, [*PARTS]), (pages, ["prefill", "decode"])):
+        (peer,) = rule["from"]
+        assert set(peer) == {"podSelector"}, "of this namespace"
+        assert [part for part in PARTS if selects(peer["podSelector"], labels[part])] == allowed
+        other = labels["decode"] | {"app.kubernetes.io/instance": "another"}
+        assert not selects(peer["podSelector"], other)
+
+
+def test_routers_are_reached_at_the_api_and_at_the_admin_ports_by_whom_the_values_name(
+    rendered: dict[str, Objects],
+) -> None:
+    open_to_all = named(rendered["1p1d"], "NetworkPolicy", "r-deltaserve-router")["spec"]["ingress"]
+    assert open_to_all == [{"ports": [{"port": 30000}]}]
+    api, admin = named(rendered["routers"], "NetworkPolicy", "r-deltaserve-router")["spec"]["ingress"]
+    assert api["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "apps"}
+    assert admin["ports"] == [{"port": 9100, "endPort": 9101}]
+    assert admin["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+
+
+def test_prometheus_scrapes_every_front(rendered: dict[str, Objects]) -> None:
+    (monitor,) = of_kind(rendered["routers"], "ServiceMonitor")
+    services = of_kind(rendered["routers"], "Service")
+    (service,) = (each for each in services if selects(monitor["spec"]["selector"], each["metadata"]["labels"]))
+    ports = {port["name"] for port in service["spec"]["ports"]}
+    assert {each["port"] for each in monitor["spec"]["endpoints"]} == ports == {"admin-0", "admin-1"}
+    assert not of_kind(rendered["1p1d"], "ServiceMonitor")
+
+
+def test_pods_are_not_root_and_write_to_volumes_of_their_own_only(objects: Objects) -> None:
+    for part, pod in pods(objects):
+        spec, container = pod["spec"], containers(objects)[part]
+        assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] > 0
+        assert spec["automountServiceAccountToken"] is False
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        volumes = {each["name"]: each for each in spec["volumes"]}
+        mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
+        assert {each["name"] for each in mounts.values()} == set(volumes)
+        writable = {path for path, each in mounts.items() if not each.get("readOnly")}
+        assert all("emptyDir" in volumes[mounts[path]["name"]] for path in writable)
+        home = next(each["value"] for each in container["env"] if each["name"] == "HOME")
+        assert {home, *([flag(container["args"], "--state-dir")] if part == "router" else [])} <= writable
+
+
+def test_keys_are_mounted_so_that_only_root_and_the_pods_group_can_read_them(objects: Objects) -> None:
+    """defaultMode 0400 and fsGroup: the kubelet makes that root:GROUP 0440, which core/files/private_file.py takes."""
+    for part, pod in pods(objects):
+        context, argv = pod["spec"]["securityContext"], containers(objects)[part]["args"]
+        assert context["fsGroup"] == context["runAsGroup"]
+        volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
+        mounts = {each["mountPath"]: volumes[each["name"]] for each in containers(objects)[part]["volumeMounts"]}
+        for name in ("--cluster-key-file", *(["--api-key-file"] if part == "router" else [])):
+            folder, _, file = flag(argv, name).rpartition("/")
+            secret = mounts[folder]["secret"]
+            assert secret["defaultMode"] == 0o400
+            assert [item["path"] for item in secret["items"]] == [file]
+
+
+def test_pods_have_the_time_to_drain(objects: Objects) -> None:
+    for part, pod in pods(objects):
+        container = containers(objects)[part]
+        program, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
+        assert program == "sleep"
+        grace_s = int(float(flag(container["args"], "--shutdown-grace-s")))
+        assert pod["spec"]["terminationGracePeriodSeconds"] >= int(seconds) + grace_s + LIFE_S
+
+
+def test_probes_ask_what_there_is(objects: Objects) -> None:
+    found = containers(objects)
+    router = found["router"]
+    assert router["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "http"}
+    assert router["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+    for part in ("prefill", "decode"):
+        assert found[part]["readinessProbe"]["tcpSocket"] == {"port": "links"}
+        patience_s = found[part]["startupProbe"]["periodSeconds"] * found[part]["startupProbe"]["failureThreshold"]
+        assert patience_s >= Settings().process.start_timeout_s
+        assert "livenessProbe" not in found[part], "a worker that stands still ends by itself"
+
+
+def test_llm_d_reads_routers_as_servers_that_do_both(rendered: dict[str, Objects]) -> None:
+    labels = {part: pod["metadata"]["labels"] for part, pod in pods(rendered["routers"])}
+    theirs = {part: {k: v for k, v in each.items() if k.startswith("llm-d.ai/")} for part, each in labels.items()}
+    assert theirs["router"] == {
+        "llm-d.ai/engine-type": "vllm",
+        "llm-d.ai/role": "prefill-decode",
+        "llm-d.ai/model": "acme_tiny_1",
+    }
+    assert theirs["prefill"] == {"llm-d.ai/role": "prefill"}, (
+        "no model: an InferencePool that selects by it has routers"
+    )
+    assert settings_of(argv_of(containers(rendered["routers"])["router"])).logging.metrics_on_api_port
+
+
+PODS = {"prefill": "127.0.0.2", "decode": "127.0.0.3", "router": "127.0.0.1"}
+
+
+def lines_on_loopback(objects: Objects, folder: Path) -> dict[str, list[str]]:
+    """Each container's arguments, with an address of loopback for its pod's, and folders here for what is mounted."""
+    return {part: [here(word, part, folder) for word in each["args"]] for part, each in containers(objects).items()}
+
+
+def here(word: str, part: str, folder: Path) -> str:
+    if word == "$(POD_IP)/32":
+        return "127.0.0.1/32"  # the one that the interface is listed with; it has all of 127.0.0.0/8
+    for mounted in ("/etc/deltaserve/cluster", "/etc/deltaserve/api", "/model", "/tmp"):
+        if word == mounted or word.startswith(f"{mounted}/"):
+            return str(MODEL if mounted == "/model" else folder) + word.removeprefix(mounted)
+    for other in ("prefill", "decode"):
+        word = word.replace(f"r-deltaserve-{other}.prod.svc", PODS[other])
+    return word.replace("$(POD_IP)", PODS[part]).replace("0.0.0.0", PODS[part])
+
+
+def test_what_it_renders_serves(helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chart's own lines, with pods on addresses of loopback: they find each other by name and answer; they listen
+    where the NetworkPolicy lets others in and nowhere else; probes disturb no worker; SIGTERM ends each with 0."""
+    links, api, admin = free_ports(3)
+    values = {"links.port": links, "router.port": api, "router.adminPort": admin}
+    objects = helm.template("--values", str(case("1p1d")), *set_all(values))
+    pages = named(objects, "NetworkPolicy", "r-deltaserve-workers")["spec"]["ingress"][1]["ports"][0]
+    for each in containers(objects)["decode"]["env"]:
+        if each["name"] == "UCX_TCP_PORT_RANGE":
+            monkeypatch.setenv(each["name"], each["value"])
+    keys = make_keys(tmp_path)
+    with running(tmp_path, lines_on_loopback(objects, tmp_path), keys, (api, admin)) as release:
+        first = release.ask()
+        assert first.status_code == 200, first.text
+        check_listeners(release, {links, *range(pages["port"], pages["endPort"] + 1)}, {api, admin})
+        assert 'instance="decode-127.0.0.3:' in release.metrics()
+        before = {part: process.log() for part, process in release.parts.items() if part != "router"}
+        probe(PODS["decode"], links)
+        probe(PODS["prefill"], links)
+        assert release.ask().json()["choices"] == first.json()["choices"]
+        warned = [line for part, text in before.items() for line in new_lines(release, part, text) if "WARN" in line]
+        assert not warned
+
+
+def new_lines(release: Release, part: str, before: str) -> list[str]:
+    return release.parts[part].log()[len(before) :].splitlines()
+
+
+def check_listeners(release: Release, workers: set[int], router: set[int]) -> None:
+    for part in ("prefill", "decode"):
+        found = release.listening(part)
+        assert found and found <= workers
+    assert release.listening("router") == router
+
+
+def probe(host: str, port: int) -> None:
+    """As the kubelet's tcpSocket probe: connects, and closes."""
+    for _ in range(20):
+        socket.create_connection((host, port)).close()
