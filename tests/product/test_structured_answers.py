@@ -10,6 +10,7 @@ the simulator's.
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ MAX_TOKENS = 220
 SEEDS = (1, 2)
 PLAIN = Setup(rounding=Rounding.OF_POSITION, context_len=320, max_running=16, num_contexts=16)
 QUICK, ALL, AT_ONCE = 16, 1000, 50
+LEAP_SECOND = re.compile(r"(\d\d:\d\d):60")
+"""Allowed in any minute by llguidance, as by the grammar of RFC 3339, and by the validator where there may be one."""
 
 
 def asked(product: Product, schemas: Mapping[int, Mapping[str, object]]) -> list[Answer]:
@@ -70,7 +73,7 @@ def reference(folder: Path, numbers: range) -> Reference:
         assert answer.error is None, (schema, answer.error)
         if answer.finish == "stop":
             assert answer.tokens[-1] == EOS_ID
-            value = json.loads(bytes(answer.tokens[:-1]).decode())
+            value = json.loads(LEAP_SECOND.sub(r"\1:59", bytes(answer.tokens[:-1]).decode()))
             jsonschema_rs.Draft202012Validator(schema, validate_formats=True).validate(value)
             num_ended += 1
     assert num_ended >= 0.9 * len(answers), "a model without sense ends nearly all of them"
