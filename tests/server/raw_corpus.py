@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from deltaserve.server.http_parser import MAX_EMPTY_LINES
 from deltaserve.server.settings import HttpLimits
 from tests.server.corpus import completion
 
@@ -67,6 +68,11 @@ def _chunks() -> Iterator[tuple[str, bytes]]:
         "size_0x": b"0x5\r\nhello\r\n0\r\n\r\n",
         "size_underscore": b"1_0\r\nhello\r\n0\r\n\r\n",
         "size_huge": b"f" * 40 + b"\r\nhello",
+        "line_feed": b"5\nhello\n0\n\n",
+        "line_feed_behind_an_extension": b"5;a\nhello\r\n0\r\n\r\n",
+        "line_feed_of_the_last": b"5\r\nhello\r\n0\n\r\n",
+        "line_feed_behind_data": b"5\r\nhello\n0\r\n\r\n",
+        "line_feed_of_all_but_one": b"5\nhello\n0\n\r\n",
         "longer_than_said": b"2\r\nhello\r\n0\r\n\r\n",
         "shorter_than_said": b"6\r\nhello\r\n0\r\n\r\n",
         "no_line_end_after_data": b"5\r\nhello0\r\n\r\n",
@@ -86,6 +92,12 @@ def _announced() -> Iterator[tuple[str, bytes]]:
     yield "chunk_above_what_is_left", request(*CHUNKED, body=b"5\r\nhello\r\n%x\r\n" % (most - 4))
     many = b"4000\r\n" + bytes(0x4000) + b"\r\n"
     yield "chunk_above_what_is_left_of_many", request(*CHUNKED, body=many * 9 + b"%x\r\n" % (most - 9 * 0x4000 + 1))
+
+
+def _framing_only() -> Iterator[tuple[str, bytes]]:
+    """Bodies that are next to nothing but lines of chunks."""
+    yield "chunks_of_one_byte", request(*CHUNKED, body=b"1\r\n \r\n" * 100_000)
+    yield "extensions", request(*CHUNKED, body=(b"10;" + b"x" * 1000 + b"\r\n" + b" " * 16 + b"\r\n") * 1000)
 
 
 def _heads() -> Iterator[tuple[str, bytes]]:
@@ -123,6 +135,11 @@ def _limits() -> Iterator[RawCase]:
     many = [f"X-{number}: 1" for number in range(101)]
     yield RawCase("headers_101", request(*many), *_LARGE)
     yield RawCase("headers_5000", request(*[f"X-{number}: 1" for number in range(5000)]), *_LARGE)
+    yield RawCase("headers_of_nothing", request(*["a:"] * 7000), *_LARGE)
+    yield RawCase("headers_of_nothing_in_a_trailer", request(*CHUNKED, body=b"0\r\n" + b"a:\r\n" * 7000), *_LARGE)
+    yield RawCase("extension_endless", request(*CHUNKED, body=b"10;" + b"x" * 200_000), *_LARGE)
+    yield RawCase("trailer_endless", request(*CHUNKED, body=b"2\r\n{}\r\n0\r\nx:" + b"y" * 200_000), *_LARGE)
+    yield RawCase("folds", request("X-A: b", *[" "] * 7000), *_LARGE)
     yield RawCase("header_17_kib", request("X-A: " + "y" * 17_000), *_LARGE)
     yield RawCase("header_endless", b"GET /health HTTP/1.1\r\nX: " + b"y" * 200_000, *_LARGE)
     yield RawCase("header_name_endless", b"GET /health HTTP/1.1\r\n" + b"y" * 200_000, *_LARGE)
@@ -136,6 +153,7 @@ def _limits() -> Iterator[RawCase]:
 RAW_CASES = [
     *(RawCase(name, data, *_MALFORMED) for part in (_framing, _chunks, _heads, _lines) for name, data in part()),
     *_limits(),
+    *(RawCase(name, data, *_MALFORMED, is_for_key_owners=True) for name, data in _framing_only()),
     *(RawCase(name, data, 413, "body_too_large", is_for_key_owners=True) for name, data in _announced()),
 ]
 
@@ -174,7 +192,13 @@ ODD_CASES: dict[str, tuple[bytes, tuple[int, ...]]] = {
         request(*CHUNKED, body=b"".join(b"1\r\n%c\r\n" % char for char in BODY) + b"0\r\n\r\n"),
         (200,),
     ),
-    "100,000 chunks of one byte": (request(*CHUNKED, body=b"1\r\n \r\n" * 100_000 + _chunked(BODY)), (200,)),
+    "20,000 chunks of one byte": (request(*CHUNKED, body=b"1\r\n \r\n" * 20_000 + _chunked(BODY)), (200,)),
+    "100,000 chunks of two bytes": (request(*CHUNKED, body=b"2\r\n  \r\n" * 100_000 + _chunked(BODY)), (200,)),
+    "empty lines before a request": (b"\r\n" * MAX_EMPTY_LINES + post(BODY), (200,)),
+    "line feeds before a request": (b"\n" * MAX_EMPTY_LINES + post(BODY), (200,)),
+    "an empty line behind a body": ((post(BODY) + b"\r\n") * 3, (200, 200, 200)),
+    "an empty line behind chunks": ((request(*CHUNKED, body=_chunked(BODY)) + b"\r\n") * 2, (200, 200)),
+    "a head of lines that end in line feeds": (post(BODY).replace(b"\r\n", b"\n"), (200,)),
     "a whole URL": (_absolute("http://localhost/v1/completions"), (200,)),
     "a whole URL in capitals": (_absolute("HTTPS://LOCALHOST:1/v1/completions?x"), (200,)),
     "a whole URL without a path": (_get("http://localhost"), (307,)),

@@ -161,6 +161,12 @@ def body_too_large(most: int) -> ApiError:
     return ApiError(413, "body_too_large", f"the body is larger than {most} bytes")
 
 
+def chunks_too_small(num_bytes: int) -> ApiError:
+    """400 for a body of which only so many bytes came among many more that frame them."""
+    message = f"the body's chunks are too small: {num_bytes} bytes so far, and many times as many around them"
+    return ApiError(400, "invalid_request", f"{message}; send it with Content-Length, or in chunks of a kilobyte")
+
+
 def not_ready(reason: str) -> ApiError:
     """503: nothing admitted now would be served."""
     return ApiError(503, "not_ready", f"not ready: {reason}", headers=retry_after())

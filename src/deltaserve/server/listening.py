@@ -16,7 +16,8 @@ from starlette.applications import Starlette
 from deltaserve.core.errors import ConfigError
 from deltaserve.server.app import PROBES, create_admin_app
 from deltaserve.server.front import Front
-from deltaserve.server.protocol import MAX_HEAD_BYTES, PROBE_CONNECTIONS, protocol_factory
+from deltaserve.server.parse_turns import ParseTurns
+from deltaserve.server.protocol import PROBE_CONNECTIONS, Listener, protocol_factory
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.sockets import BACKLOG, listen_for_api, listen_on
 from deltaserve.settings.urls import authority
@@ -85,10 +86,11 @@ async def serve(
     assert isinstance(front, Front)
     connections = _allow_files(settings)
     sockets = [listen_for_api(settings)]
-    servers = [_server(app, settings, connections.api)]
+    turns = ParseTurns()
+    servers = [_server(app, settings, connections.api, turns)]
     if settings.admin_address is not None:
         sockets.append(listen_on(*settings.admin_address, settings.http.send_buffer_bytes))
-        servers.append(_server(create_admin_app(app), settings, connections.admin))
+        servers.append(_server(create_admin_app(app), settings, connections.admin, turns))
     runs = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
     try:
         for server, sock in zip(servers, sockets, strict=True):
@@ -174,12 +176,12 @@ async def _until_empty(front: Front, most_s: float, hurry: asyncio.Event) -> Non
                 await asyncio.sleep(_POLL_S)
 
 
-def _server(app: Starlette, settings: ServerSettings, max_connections: int) -> _Server:
+def _server(app: Starlette, settings: ServerSettings, max_connections: int, turns: ParseTurns) -> _Server:
     http, tls = replace(settings.http, max_connections=max_connections), settings.tls
     return _Server(
         uvicorn.Config(
             app,
-            http=protocol_factory(http, PROBES),  # type: ignore[arg-type]
+            http=protocol_factory(Listener(http, PROBES, turns)),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             backlog=_ACCEPTS_AT_ONCE,
@@ -189,7 +191,6 @@ def _server(app: Starlette, settings: ServerSettings, max_connections: int) -> _
             proxy_headers=False,
             timeout_keep_alive=int(http.keep_alive_s),
             timeout_graceful_shutdown=int(http.linger_s),
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=tls.key if tls else None,
         )

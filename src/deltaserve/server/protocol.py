@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,17 +17,16 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from deltaserve.server.api_errors import ApiError, body_too_large, retry_after
+from deltaserve.server.api_errors import ApiError, body_too_large, chunks_too_small, excerpt, retry_after
 from deltaserve.server.hosts import in_origin_form
+from deltaserve.server.http_parser import FEED_BYTES, BoundedParser
+from deltaserve.server.parse_turns import ParseTurns
 from deltaserve.server.read import new_request_id
 from deltaserve.server.replies import ABORT_EXTENSION, error_reply
 from deltaserve.server.settings import HttpLimits
 
-MAX_HEAD_BYTES = 64 * 1024
-"""A request head that is still incomplete here is refused by the parser; smaller ones by the edge, with its limits."""
-PARSED_BYTES = 16 * 1024
-"""Bytes of a connection that are parsed at a time: event loops read 256 KiB, and as many chunks of one byte take most
-of a second, in which nobody else is served."""
+_UNPARSED_BYTES = 16 * 1024
+"""With more that waits for the parser, nothing more is read."""
 _log = logging.getLogger("deltaserve.server")
 _UVICORN_LOG = "uvicorn.error.connections"
 REQUEST_TIMEOUT = 408
@@ -85,14 +85,23 @@ class Extras:
         self._open.pop(connection, None)
 
 
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What the connections of one listener share."""
+
+    limits: HttpLimits
+    probes: frozenset[str]
+    """Paths that a connection beyond the limit may ask for."""
+    turns: ParseTurns
+    extras: Extras = field(default_factory=Extras)
+
+
 class GuardedProtocol(H11Protocol):
     """One connection. What goes wrong before the application is called is answered here."""
 
     def __init__(
         self,
-        limits: HttpLimits,
-        probes: frozenset[str],
-        extras: Extras,
+        listener: Listener,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -100,36 +109,34 @@ class GuardedProtocol(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.logger = logging.getLogger(_UVICORN_LOG)
-        self._limits = limits
-        self._probes = probes
-        self._extras = extras
+        self.conn = self._parser = BoundedParser()
+        self._limits = listener.limits
+        self._probes = listener.probes
+        self._extras = listener.extras
+        self._turns = listener.turns
         self._is_extra = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
-        self._num_taken = 0
-        """Bytes of the body that the application has received."""
-        self._unparsed = b""
+        self._unparsed = bytearray()
         self.app = self._guarded(self.app)
 
     def _guarded(self, inner: ASGIApp) -> ASGIApp:
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             scope = in_origin_form(scope)
             is_waited_for = True
-            self._num_taken = 0
 
             async def receive_within_limit() -> Message:
                 message = await receive()
-                self._num_taken += len(message.get("body", b""))
-                if self._is_body_too_large():
-                    raise body_too_large(self._limits.max_body_bytes)
+                if (fault := self._body_fault()) is not None:
+                    raise fault
                 return message
 
             async def send_and_drop_rest(message: Message) -> None:
                 nonlocal is_waited_for
                 if message["type"] == "http.response.start":
-                    if self._is_extra or self._is_body_too_large():
+                    if self._is_extra or self._body_fault() is not None:
                         message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
                     is_waited_for = message["status"] != REQUEST_TIMEOUT
                 elif is_waited_for and self._has_rest(message):
@@ -166,25 +173,45 @@ class GuardedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser; watch how long a request head takes and what a body announces."""
-        is_waiting = bool(self._unparsed)
+        """Keep it until this connection's turn."""
         self._unparsed += data
-        if not is_waiting:
-            self._parse()
+        if len(self._unparsed) > _UNPARSED_BYTES:
+            self._held_flow.hold(True)
+        self._turns.add(self)
 
-    def _parse(self) -> None:
-        """Parse what came, and leave the rest to the next turn of the event loop."""
-        if self._is_refused or self.transport.is_closing():
-            self._unparsed = b""
-            return
-        data, self._unparsed = self._unparsed[:PARSED_BYTES], self._unparsed[PARSED_BYTES:]
-        super().data_received(data)
+    def parse(self, most: int) -> int:
+        """Parse at most so many events of what came, and watch how long a request head takes and what a body is."""
+        parser = self._parser
+        parser.num_allowed = most
+        while parser.num_allowed > 0 and self.has_more():
+            if parser.is_stopped:
+                self.handle_events()
+            else:
+                data = bytes(self._unparsed[:FEED_BYTES])
+                del self._unparsed[:FEED_BYTES]
+                super().data_received(data)
+        num_events, parser.num_allowed = most - parser.num_allowed, 0
         self._watch_head()
-        if self.conn.their_state is h11.SEND_BODY and self._is_body_too_large():
+        if parser.their_state is h11.SEND_BODY and self._body_fault() is not None:
             self.cycle.message_event.set()  # a chunk's first line alone is nothing that the application is told of
+        if not self._is_read():
+            self._unparsed.clear()
         self._held_flow.hold(bool(self._unparsed))
-        if self._unparsed:
-            self.loop.call_soon(self._parse)
+        return num_events
+
+    def has_more(self) -> bool:
+        """Whether something can be parsed now; the next request waits for the answer to this one."""
+        if not self._is_read() or self._parser.is_paused:
+            return False
+        return self._parser.is_stopped or bool(self._unparsed)
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self.transport.abort()
+
+    def _is_read(self) -> bool:
+        """Whether anybody wants to know what comes."""
+        return not (self._is_refused or self._parser.is_mostly_framing or self.transport.is_closing())
 
     def on_response_complete(self) -> None:
         """Watch for the next request; a client whose body still goes on is cut."""
@@ -192,6 +219,8 @@ class GuardedProtocol(H11Protocol):
         super().on_response_complete()
         if goes_on:
             self.transport.abort()
+        if self.has_more():
+            self._turns.add(self)
         self._watch_head()
         self._watch_rest()
 
@@ -227,9 +256,9 @@ class GuardedProtocol(H11Protocol):
         _log.warning("%s sent what is not HTTP/1.1: %s", self._who(), str(cause)[:100])
         status = getattr(cause, "error_status_hint", 400)
         if status == 431:
-            self._refuse(ApiError(431, "headers_too_large", "the request head is too large"))
+            self._refuse(ApiError(431, "headers_too_large", "the request head, or a line that frames its body, is too large"))
         else:
-            self._refuse(ApiError(400, "invalid_request", "not a valid HTTP/1.1 request"))
+            self._refuse(ApiError(400, "invalid_request", f"not a valid HTTP/1.1 request: {excerpt(str(cause))}"))
 
     @property
     def peer(self) -> str:
@@ -252,9 +281,9 @@ class GuardedProtocol(H11Protocol):
         """The timer runs while a request head has begun and is not complete."""
         if self._is_refused or self.transport.is_closing():
             return
-        if self.conn.their_state is not h11.IDLE:
+        if self._parser.their_state is not h11.IDLE:
             self._disarm_head_timer()
-        elif self.conn.trailing_data[0] and self._head_timer is None:
+        elif self._parser.is_in_head and self._head_timer is None:
             self._arm_head_timer()
 
     def _arm_head_timer(self) -> None:
@@ -275,11 +304,14 @@ class GuardedProtocol(H11Protocol):
             return
         self._refuse(ApiError(408, "request_timeout", "the request head did not arrive in time"))
 
-    def _is_body_too_large(self) -> bool:
-        """Whether the body is too large, with what the chunk being read will still bring by its first line; h11 keeps
-        that to itself."""
-        num_missing = getattr(self.conn._reader, "_bytes_in_chunk", 0)
-        return self._num_taken + len(self.cycle.body) + num_missing > self._limits.max_body_bytes
+    def _body_fault(self) -> ApiError | None:
+        """What is wrong with the body so far, with what the chunk being read announces; None: nothing."""
+        num_bytes = self._parser.num_body_bytes
+        if num_bytes + self._parser.num_announced_bytes > self._limits.max_body_bytes:
+            return body_too_large(self._limits.max_body_bytes)
+        if self._parser.is_mostly_framing:
+            return chunks_too_small(num_bytes)
+        return None
 
     def _has_rest(self, message: Message) -> bool:
         """Whether this ends an answer while the body of its request is still on the way."""
@@ -320,8 +352,7 @@ def _too_many() -> ApiError:
     return ApiError(503, "too_many_connections", "too many connections", headers=retry_after())
 
 
-def protocol_factory(limits: HttpLimits, probes: frozenset[str]) -> Callable[..., GuardedProtocol]:
-    """What uvicorn calls for each connection; `probes`: the paths that one beyond the limit may ask for. uvicorn's own
-    warnings about a connection are off: they do not say whose it is."""
+def protocol_factory(listener: Listener) -> Callable[..., GuardedProtocol]:
+    """What uvicorn calls for each connection. Its own warnings about one are off: they do not say whose it is."""
     logging.getLogger(_UVICORN_LOG).setLevel(logging.ERROR)
-    return partial(GuardedProtocol, limits, probes, Extras())
+    return partial(GuardedProtocol, listener)

@@ -204,17 +204,17 @@ async def _read_body(request: Request, bodies: Bodies, held: Held) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > most:
         raise body_too_large(most)
-    parts: list[bytes] = []
+    body = bytearray()
     try:
         async with asyncio.timeout(limits.body_timeout_s):
             async for part in request.stream():
                 if held.num_bytes + len(part) > most:
                     raise body_too_large(most)
                 bodies.grow(held, len(part))
-                parts.append(part)
+                body += part
     except TimeoutError as error:
         headers = {"Connection": "close"}
         raise ApiError(408, "request_timeout", "the body did not arrive in time", headers=headers) from error
     except ClientDisconnect as error:
         raise ClientGone from error
-    return b"".join(parts)
+    return bytes(body)
