@@ -15,6 +15,7 @@ from deltaserve.core.ids import Namespace
 from deltaserve.server.settings import ApiKey, HttpLimits, ServerSettings, TlsFiles
 from deltaserve.server.sockets import check_certificate
 from deltaserve.server.text.text_codec import TextCodec
+from tests.event_loops import on_both_loops
 from tests.server.conftest import MODEL, events, live
 from tests.server.oracle import OracleEngine
 
@@ -51,6 +52,7 @@ async def test_every_address_of_both_kinds(codec: TextCodec) -> None:
                 await _talk(client)
 
 
+@on_both_loops
 async def test_a_unix_socket(codec: TextCodec, tmp_path: Path) -> None:
     path = tmp_path / "llm.sock"
     async with live(codec, OracleEngine(), ServerSettings(MODEL, uds=str(path))) as server:
@@ -81,6 +83,7 @@ async def test_a_unix_socket_that_was_left_behind_is_taken_over_and_a_file_is_no
     assert path.read_text() == "mine"
 
 
+@on_both_loops
 async def test_tls(codec: TextCodec) -> None:
     """On both listeners: keys are sent to both."""
     key = ApiKey("u" * 32, Namespace("acme"))
@@ -100,6 +103,7 @@ async def test_tls(codec: TextCodec) -> None:
         writer.close()
 
 
+@on_both_loops
 async def test_a_refusal_before_the_application_arrives_over_tls(codec: TextCodec) -> None:
     """TLS has no half of a connection to end: the answer is sent all the same."""
     settings = ServerSettings(MODEL, port=0, tls=TlsFiles(str(PEM), None))

@@ -12,6 +12,7 @@ from deltaserve.server.parse_turns import CONNECTION_EVENTS, TURN_EVENTS, ParseT
 from deltaserve.server.protocol import GuardedProtocol
 from deltaserve.server.settings import HttpLimits, ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
+from tests.event_loops import on_both_loops
 from tests.patience import PATIENCE_S
 from tests.server.conftest import MODEL, live, until
 from tests.server.oracle import OracleEngine
@@ -55,6 +56,7 @@ class _Log:
         monkeypatch.setattr(GuardedProtocol, "data_received", watched_data)
 
 
+@on_both_loops
 async def test_a_request_is_parsed_between_the_chunks_of_many_others(
     codec: TextCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +96,7 @@ async def test_a_body_of_framing_is_refused_by_name_and_read_no_further(
     assert num_events < 2 * FREE_FRAMING_BYTES / (6 - MAX_FRAMING), "what came behind the refusal is not parsed"
 
 
+@on_both_loops
 async def test_a_bug_in_the_parser_ends_its_connection_and_no_other(
     codec: TextCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +143,7 @@ async def test_so_many_empty_lines_are_ignored_before_each_request(codec: TextCo
         assert [answer.count(b"HTTP/1.1 %d" % status) for status in (200, 400)] == [3, 1]
 
 
+@on_both_loops
 async def test_empty_lines_alone_are_a_head_that_does_not_come(codec: TextCodec) -> None:
     limits = HttpLimits(header_timeout_s=0.2)
     async with live(codec, OracleEngine(), ServerSettings(MODEL, port=0, http=limits)) as server:

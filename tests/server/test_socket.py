@@ -15,6 +15,7 @@ from deltaserve.core.errors import ConfigError, FailReason
 from deltaserve.server.protocol import GuardedProtocol
 from deltaserve.server.settings import HttpLimits, ServerSettings, StreamTimes
 from deltaserve.server.text.text_codec import TextCodec
+from tests.event_loops import on_both_loops
 from tests.patience import PATIENCE_S
 from tests.server.conftest import MODEL, Live, live, until
 from tests.server.corpus import completion
@@ -42,6 +43,7 @@ async def test_an_endless_head_is_refused(codec: TextCodec) -> None:
         await _canary(server)
 
 
+@on_both_loops
 async def test_slow_heads_and_bodies_end_with_408(codec: TextCodec) -> None:
     limits = HttpLimits(header_timeout_s=0.2, body_timeout_s=0.2)
     async with live(codec, OracleEngine(), ServerSettings(MODEL, port=0, http=limits)) as server:
@@ -56,6 +58,7 @@ async def test_slow_heads_and_bodies_end_with_408(codec: TextCodec) -> None:
         await _canary(server)
 
 
+@on_both_loops
 async def test_a_body_too_large_is_answered_while_it_is_sent(codec: TextCodec) -> None:
     limits = HttpLimits(max_body_bytes=1000, linger_s=1.0)
     async with live(codec, OracleEngine(), ServerSettings(MODEL, port=0, http=limits)) as server:
@@ -93,6 +96,7 @@ async def test_a_client_that_announced_more_than_it_sends_is_not_waited_for(code
         await _canary(server)
 
 
+@on_both_loops
 async def test_a_client_that_closes_its_half_of_the_connection_is_taken_for_gone(codec: TextCodec) -> None:
     """Nothing else tells it from one that left, before something is written to it."""
     engine = OracleEngine(gate=asyncio.Event(), free_tokens=0)
@@ -106,6 +110,7 @@ async def test_a_client_that_closes_its_half_of_the_connection_is_taken_for_gone
         writer.close()
 
 
+@on_both_loops
 async def test_an_endless_refused_body_is_cut(codec: TextCodec) -> None:
     limits = HttpLimits(max_body_bytes=1000, linger_s=0.2)
     async with live(codec, OracleEngine(), ServerSettings(MODEL, port=0, http=limits)) as server:
@@ -121,6 +126,7 @@ async def test_an_endless_refused_body_is_cut(codec: TextCodec) -> None:
         await _canary(server)
 
 
+@on_both_loops
 async def test_too_many_connections_get_503(codec: TextCodec) -> None:
     limits = HttpLimits(max_connections=3)
     async with live(codec, OracleEngine(), ServerSettings(MODEL, port=0, http=limits)) as server:
@@ -163,6 +169,7 @@ async def test_pipelined_requests_are_answered_in_order(codec: TextCodec) -> Non
         assert answer.index(b'"ba"') < answer.index(b'"zyx"')
 
 
+@on_both_loops
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_cancels_its_rooms(codec: TextCodec, stream: bool) -> None:
     engine = OracleEngine(gate=asyncio.Event(), free_tokens=2)
@@ -203,6 +210,7 @@ async def _slow_stream(server: Live, body: bytes) -> AsyncIterator[socket.socket
         yield sock
 
 
+@on_both_loops
 async def test_a_client_that_takes_no_answer_does_not_keep_its_connection(
     codec: TextCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +247,7 @@ async def test_a_client_that_takes_an_answer_by_drops_does_not_keep_its_connecti
         assert not answer.endswith(b"}"), "it was cut"
 
 
+@on_both_loops
 async def test_a_connection_that_asks_nothing_more_is_closed(codec: TextCodec) -> None:
     async with live(codec, OracleEngine(), ServerSettings(MODEL, port=0, http=HttpLimits(keep_alive_s=1.0))) as server:
         answer = await server.talk(request(line="GET /livez HTTP/1.1"))
@@ -252,6 +261,7 @@ async def test_empty_lines_are_no_sign_of_a_request(codec: TextCodec) -> None:
         await _canary(server)
 
 
+@on_both_loops
 async def test_what_is_sent_behind_a_request_waits_in_the_client(codec: TextCodec) -> None:
     """A connection has one request at a time; the next one is not read meanwhile, however long it is."""
     engine = OracleEngine(gate=asyncio.Event(), free_tokens=1)
@@ -289,6 +299,7 @@ NUM_MANY = 40_000
 """Tokens of a stream that no socket buffers hold."""
 
 
+@on_both_loops
 async def test_a_reader_that_stops_is_cut(codec: TextCodec) -> None:
     engine = OracleEngine(answer=lambda generation: [97] * NUM_MANY)
     settings = ServerSettings(MODEL, port=0, stream_times=StreamTimes(stall_s=0.2))
@@ -299,6 +310,7 @@ async def test_a_reader_that_stops_is_cut(codec: TextCodec) -> None:
         assert (await server.talk(request("Connection: close", line="GET /livez HTTP/1.1"))).startswith(b"HTTP/1.1 200")
 
 
+@on_both_loops
 @pytest.mark.parametrize("num_samples", [1, 2])
 async def test_a_reader_that_pauses_holds_its_engine_back_and_loses_nothing(codec: TextCodec, num_samples: int) -> None:
     engine = OracleEngine(answer=lambda generation: [97] * (NUM_MANY // num_samples))
@@ -318,6 +330,7 @@ async def test_a_reader_that_pauses_holds_its_engine_back_and_loses_nothing(code
         assert b"deltaserve_streams_cut_total 0.0" in server.front.metrics.text()
 
 
+@on_both_loops
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_stream_shows_life_before_its_first_token(codec: TextCodec, fails: bool) -> None:
     """Proxies give up a connection on which nothing moves, long before a prompt in a queue has its turn."""
@@ -350,6 +363,7 @@ async def test_a_failure_before_the_head_keeps_its_status(codec: TextCodec) -> N
         assert (status, _code(body)) == (429, "overloaded")
 
 
+@on_both_loops
 async def test_shutdown_lets_running_requests_finish(codec: TextCodec) -> None:
     engine = OracleEngine(gate=asyncio.Event(), free_tokens=1)
     async with live(codec, engine, SETTINGS) as server, httpx.AsyncClient(base_url=server.url) as client:
@@ -371,6 +385,7 @@ async def test_shutdown_lets_running_requests_finish(codec: TextCodec) -> None:
         await server.run
 
 
+@on_both_loops
 @pytest.mark.parametrize("stream", [True, False])
 async def test_the_end_of_grace_cuts_what_is_left(codec: TextCodec, stream: bool) -> None:
     engine = OracleEngine(gate=asyncio.Event(), free_tokens=1)
@@ -418,6 +433,7 @@ async def test_a_taken_port_is_a_clear_error(codec: TextCodec) -> None:
                 pass
 
 
+@on_both_loops
 async def test_small_writes_of_a_connection_leave_at_once(codec: TextCodec) -> None:
     """Else a stream's first event waits for the client's delayed acknowledgement of the head: 40 ms."""
     async with live(codec, OracleEngine(), SETTINGS) as server:

@@ -13,7 +13,7 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SERVING = [Requirement(text) for text in PROJECT["dependencies"]]
-VERIFY = [Requirement(text) for text in PROJECT["optional-dependencies"]["verify"]]
+TESTED_EXTRAS = [Requirement(text) for name in ("verify", "uvloop") for text in PROJECT["optional-dependencies"][name]]
 ON_GPU_MACHINES = {"torch"}
 """Their floor is what a GPU machine ran: no build of it for CPUs can be installed for scripts/test-lowest."""
 ONLY_FOR_TESTS = {"transformers", "triton", "pytest", "hypothesis", "mypy", "ruff", "openai", "matplotlib"}
@@ -29,7 +29,7 @@ def floor(requirement: Requirement) -> Version:
     return Version(only.version)
 
 
-@pytest.mark.parametrize("requirement", [*SERVING, *VERIFY], ids=lambda r: r.name)
+@pytest.mark.parametrize("requirement", [*SERVING, *TESTED_EXTRAS], ids=lambda r: r.name)
 def test_the_floor_is_the_version_tested_as_the_lowest(requirement: Requirement) -> None:
     lowest = pins("constraints-lowest.txt")[canonicalize_name(requirement.name)]
     wanted = floor(requirement)
@@ -38,7 +38,7 @@ def test_the_floor_is_the_version_tested_as_the_lowest(requirement: Requirement)
     assert is_floor or requirement.name in ON_GPU_MACHINES, "the tested version is newer than the floor"
 
 
-@pytest.mark.parametrize("requirement", [*SERVING, *VERIFY], ids=lambda r: r.name)
+@pytest.mark.parametrize("requirement", [*SERVING, *TESTED_EXTRAS], ids=lambda r: r.name)
 def test_the_pinned_version_is_allowed(requirement: Requirement) -> None:
     assert requirement.specifier.contains(pins("constraints.txt")[canonicalize_name(requirement.name)])
 

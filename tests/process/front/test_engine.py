@@ -19,6 +19,7 @@ from deltaserve.core.wire.messages import Cancel, Facts, Finish, FinishReason, F
 from deltaserve.process.front.router_engine import RouterEngine
 from deltaserve.process.links.links import Links
 from tests.control.front.cluster import COMPAT, FINGERPRINT, SECRET, facts, generation, room
+from tests.event_loops import both_loops, run_in
 from tests.patience import PATIENCE_S
 from tests.process.front.worker import FRONT, ScriptedWorker, until
 
@@ -84,7 +85,8 @@ async def outcome(task: "asyncio.Task[list[OutputDelta]]") -> list[OutputDelta] 
         return error.reason
 
 
-def test_a_stream_from_submit_to_finish() -> None:
+@both_loops
+def test_a_stream_from_submit_to_finish(loop: str) -> None:
     async def scenario() -> None:
         async with house("prefill-0", "decode-0") as h:
             engine: Engine = h.engine
@@ -102,7 +104,7 @@ def test_a_stream_from_submit_to_finish() -> None:
             assert deltas[-1].usage is not None and deltas[-1].usage.first_token_s > 0
             assert h["decode-0"].heard.count(submit) == 1
 
-    asyncio.run(scenario())
+    run_in(loop, scenario())
 
 
 class _Opaque(asyncio.TimerHandle):
@@ -139,7 +141,8 @@ def test_a_loop_whose_timers_do_not_tell_their_time() -> None:
         runner.run(scenario())
 
 
-def test_many_streams_at_once_each_get_their_own_tokens() -> None:
+@both_loops
+def test_many_streams_at_once_each_get_their_own_tokens(loop: str) -> None:
     async def scenario() -> None:
         async with house("prefill-0", "decode-0", "decode-1") as h:
             tasks = [h.collect(generation(number)) for number in range(40)]
@@ -161,10 +164,11 @@ def test_many_streams_at_once_each_get_their_own_tokens() -> None:
                 tokens = [token for delta in deltas for token in delta.tokens]
                 assert tokens == [10 * number + i for i in range(5)]
 
-    asyncio.run(scenario())
+    run_in(loop, scenario())
 
 
-def test_closing_the_iterator_cancels_the_room() -> None:
+@both_loops
+def test_closing_the_iterator_cancels_the_room(loop: str) -> None:
     async def scenario() -> None:
         async with house("prefill-0", "decode-0") as h:
             async with aclosing(h.engine.generate(generation(1))) as stream:
@@ -176,10 +180,11 @@ def test_closing_the_iterator_cancels_the_room() -> None:
             assert (cancel.room, cancel.reason) == (room(1), FailReason.CANCELLED)
             assert h.engine.stats().rooms == 0
 
-    asyncio.run(scenario())
+    run_in(loop, scenario())
 
 
-def test_a_client_task_that_is_cancelled_cancels_the_room() -> None:
+@both_loops
+def test_a_client_task_that_is_cancelled_cancels_the_room(loop: str) -> None:
     async def scenario() -> None:
         async with house("prefill-0", "decode-0") as h:
             task = h.collect(generation(1))
@@ -188,7 +193,7 @@ def test_a_client_task_that_is_cancelled_cancels_the_room() -> None:
             await h["decode-0"].hears(Cancel)
             assert h.engine.stats().rooms == 0
 
-    asyncio.run(scenario())
+    run_in(loop, scenario())
 
 
 def test_a_generation_that_is_never_started_is_never_submitted() -> None:
@@ -216,7 +221,8 @@ def test_finish_reaches_decode_and_its_usage_comes_back() -> None:
     asyncio.run(scenario())
 
 
-def test_a_slow_client_gets_everything_in_fewer_deltas() -> None:
+@both_loops
+def test_a_slow_client_gets_everything_in_fewer_deltas(loop: str) -> None:
     async def scenario() -> None:
         async with house("prefill-0", "decode-0") as h, aclosing(h.engine.generate(generation(1))) as stream:
             first = asyncio.ensure_future(anext(stream))
@@ -230,12 +236,13 @@ def test_a_slow_client_gets_everything_in_fewer_deltas() -> None:
             assert [t for d in deltas for t in d.tokens] == list(range(200))
             assert len(deltas) <= 3
 
-    asyncio.run(scenario())
+    run_in(loop, scenario())
 
 
+@both_loops
 @pytest.mark.parametrize("is_told", [True, False])
 def test_the_streams_of_a_dead_decode_worker_go_on_after_its_restart(
-    is_told: bool, caplog: pytest.LogCaptureFixture
+    loop: str, is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By a death notice at once; without one by its broken connection, after which no heartbeat came."""
 
@@ -268,7 +275,7 @@ def test_the_streams_of_a_dead_decode_worker_go_on_after_its_restart(
             await until(lambda: is_told or "requests go to decode-0 again" in caplog.messages)
 
     with caplog.at_level("INFO", "deltaserve.process.front"):
-        asyncio.run(scenario())
+        run_in(loop, scenario())
     lost = "no requests for now to decode-0: starting or unreachable"
     assert (lost in caplog.messages) is not is_told, "who tells of the death tells the user as well"
 
@@ -328,7 +335,8 @@ def test_an_incompatible_pair_is_reported_with_both_values() -> None:
     asyncio.run(scenario())
 
 
-def test_the_deadline_is_kept_when_the_workers_say_nothing() -> None:
+@both_loops
+def test_the_deadline_is_kept_when_the_workers_say_nothing(loop: str) -> None:
     async def scenario() -> None:
         async with house("prefill-0", "decode-0") as h:
             task = h.collect(generation(1, deadline_s=0.3))
@@ -336,10 +344,11 @@ def test_the_deadline_is_kept_when_the_workers_say_nothing() -> None:
             assert await outcome(task) is FailReason.DEADLINE
             assert (await h["decode-0"].hears(Cancel))[0].reason is FailReason.DEADLINE
 
-    asyncio.run(scenario())
+    run_in(loop, scenario())
 
 
-def test_closing_the_engine_ends_every_stream_and_tells_the_workers() -> None:
+@both_loops
+def test_closing_the_engine_ends_every_stream_and_tells_the_workers(loop: str) -> None:
     async def scenario() -> None:
         async with house("prefill-0", "decode-0") as h:
             tasks = [h.collect(generation(number)) for number in range(3)]
@@ -350,7 +359,7 @@ def test_closing_the_engine_ends_every_stream_and_tells_the_workers() -> None:
             await h["decode-0"].hears(Cancel, 3)
             assert h.engine.is_drained()
 
-    asyncio.run(scenario())
+    run_in(loop, scenario())
 
 
 def test_a_draining_front_serves_out_what_it_has() -> None:
@@ -416,7 +425,8 @@ def test_books_that_disagree_make_it_not_ready_and_say_so_once(monkeypatch: pyte
     asyncio.run(scenario())
 
 
-def test_a_control_plane_without_ticks_is_not_alive() -> None:
+@both_loops
+def test_a_control_plane_without_ticks_is_not_alive(loop: str) -> None:
     async def scenario() -> None:
         async with house("prefill-0", "decode-0") as h:
             await asyncio.sleep(0.6)
@@ -425,7 +435,7 @@ def test_a_control_plane_without_ticks_is_not_alive() -> None:
             assert "no tick for 11 s" in (h.engine.alive() or "")
             await until(lambda: h.engine.alive() is None)
 
-    asyncio.run(scenario())
+    run_in(loop, scenario())
 
 
 def test_stats_are_json_and_name_every_worker() -> None:

@@ -10,6 +10,7 @@ from deltaserve.core.wire.messages import Envelope
 from deltaserve.process.links.aio import AsyncLinks
 from deltaserve.process.links.limits import LinkLimits
 from deltaserve.process.links.links import Links
+from tests.event_loops import both_loops, run_in
 from tests.patience import PATIENCE_S
 from tests.process.links.frames import address, envelope, receive, send_garbage
 
@@ -39,7 +40,8 @@ async def front(inbox: Callable[[Envelope], None], limits: LinkLimits | None = N
         links.close()
 
 
-def test_a_front_hears_every_frame_of_a_burst(make_links: Callable[..., Links]) -> None:
+@both_loops
+def test_a_front_hears_every_frame_of_a_burst(loop: str, make_links: Callable[..., Links]) -> None:
     worker = make_links()
     port = worker.listen("127.0.0.1", 0)
 
@@ -53,10 +55,11 @@ def test_a_front_hears_every_frame_of_a_burst(make_links: Callable[..., Links]) 
                 worker.send(FRONT, envelope(WORKER, boot=i))
             assert [e.src_boot for e in await inbox.take(500)] == list(range(500))
 
-    asyncio.run(talk())
+    run_in(loop, talk())
 
 
-def test_frames_that_cross_are_not_lost(make_links: Callable[..., Links]) -> None:
+@both_loops
+def test_frames_that_cross_are_not_lost(loop: str, make_links: Callable[..., Links]) -> None:
     """A send may swallow the descriptor's signal of a frame that arrived meanwhile."""
     worker = make_links()
     port = worker.listen("127.0.0.1", 0)
@@ -75,10 +78,11 @@ def test_frames_that_cross_are_not_lost(make_links: Callable[..., Links]) -> Non
                 assert [e.src_boot for e in await inbox.take(1)] == [i]
                 await asyncio.to_thread(receive, worker)
 
-    asyncio.run(talk())
+    run_in(loop, talk())
 
 
-def test_hang_up_and_dial_again(make_links: Callable[..., Links]) -> None:
+@both_loops
+def test_hang_up_and_dial_again(loop: str, make_links: Callable[..., Links]) -> None:
     worker = make_links()
     port = worker.listen("127.0.0.1", 0)
 
@@ -94,10 +98,11 @@ def test_hang_up_and_dial_again(make_links: Callable[..., Links]) -> None:
                 links.hang_up(WORKER)
                 assert not links.send(WORKER, envelope(FRONT))
 
-    asyncio.run(talk())
+    run_in(loop, talk())
 
 
-def test_a_front_may_listen_too(make_links: Callable[..., Links]) -> None:
+@both_loops
+def test_a_front_may_listen_too(loop: str, make_links: Callable[..., Links]) -> None:
     worker = make_links()
 
     async def talk() -> None:
@@ -111,10 +116,11 @@ def test_a_front_may_listen_too(make_links: Callable[..., Links]) -> None:
         assert (await asyncio.to_thread(receive, worker))[0].src_boot == 6
         links.close()
 
-    asyncio.run(talk())
+    run_in(loop, talk())
 
 
-def test_a_front_hears_over_a_link_that_was_dialled_again(make_links: Callable[..., Links]) -> None:
+@both_loops
+def test_a_front_hears_over_a_link_that_was_dialled_again(loop: str, make_links: Callable[..., Links]) -> None:
     """Garbage ended the first connection; the second one is another socket."""
     worker = make_links()
 
@@ -133,10 +139,11 @@ def test_a_front_hears_over_a_link_that_was_dialled_again(make_links: Callable[.
             worker.send(FRONT, envelope(WORKER))
             assert [heard.src for heard in await inbox.take(1)] == [WORKER]
 
-    asyncio.run(talk())
+    run_in(loop, talk())
 
 
-def test_a_front_hears_that_a_connection_ended(make_links: Callable[..., Links]) -> None:
+@both_loops
+def test_a_front_hears_that_a_connection_ended(loop: str, make_links: Callable[..., Links]) -> None:
     worker = make_links()
     port = worker.listen("127.0.0.1", 0)
 
@@ -152,4 +159,4 @@ def test_a_front_hears_that_a_connection_ended(make_links: Callable[..., Links])
         finally:
             links.close()
 
-    asyncio.run(talk())
+    run_in(loop, talk())
