@@ -46,7 +46,6 @@ BOTH: list[Bad] = [
     ("tools", [7], _V, "tools[0]"),
     ("kv_transfer_params", {"a": 1}, "unknown_parameter", None),
     ("bootstrap_room", 5, "unknown_parameter", None),
-    ("context_management", [{"type": "compaction"}], _U, None),
 ]
 """Fields that both have."""
 
@@ -78,6 +77,9 @@ RESPONSES_ONLY: list[Bad] = [
     ("max_output_tokens", "5", _V, None),
     ("previous_response_id", "resp_1", _U, None),
     ("conversation", "conv_1", _U, None),
+    ("context_management", [{"type": "compaction"}], _U, None),
+    ("input", [{**_USER, "type": ""}], _U, "input[0].type"),
+    ("input", [{**_USER, "type": 0}], _V, "input[0].type"),
     ("background", True, _U, None),
     ("background", "yes", _V, None),
     ("prompt", {"id": "pmpt_1"}, _U, None),
@@ -144,6 +146,7 @@ MESSAGES_ONLY: list[Bad] = [
     ("metadata", {"user_id": 7}, _V, "metadata.user_id"),
     ("mcp_servers", [{"url": "http://x/"}], _U, None),
     ("container", "x", _U, None),
+    ("context_management", {"edits": [{"type": "clear_tool_uses_20250919"}]}, _U, None),
     ("output_format", {"type": "json_schema", "schema": {"type": "object"}}, _U, None),
     ("output_config", {"format": {"type": "grammar"}}, _V, "output_config.format.type"),
     ("tools", [{"type": "web_search_20250305", "name": "web_search"}], _U, "tools[0].type"),

@@ -84,6 +84,8 @@ def grammars() -> Iterator[Case]:
 def bad_grammars() -> Iterator[tuple[Mapping[str, object], str, str]]:
     """(fields, code, param) of constraints that are refused."""
     unusable, nested, object_of = "unsupported_grammar", "structured_outputs.", "response_format.json_schema"
+    chain = "".join(f"r{number} ::= r{number + 1}\n" for number in range(5000))
+    slow = ("\n" * 60_000, f'{chain}r5000 ::= "x"\nroot ::= r0')  # to tell apart, and to translate
     for keyword, value in {
         "not": {}, "if": {}, "contains": {}, "uniqueItems": True, "propertyNames": {}, "dependentRequired": {},
         "unevaluatedProperties": False, "$ref": "http://127.0.0.1/x", "type": "strin", "pattern": "(?=a)b",
@@ -98,7 +100,15 @@ def bad_grammars() -> Iterator[tuple[Mapping[str, object], str, str]]:
             yield {name: pattern}, unusable, name
         yield {name: "(a+)+$" * 30_000}, _V, name
     for name in ("ebnf", "grammar", "guided_grammar"):
-        for grammar in ("root ::= root", "x", "((((", "root ::= " + "(" * 3000, 'start: "a" b', "start: /(?=a)/"):
+        for grammar in (
+            "root ::= root",
+            "x",
+            "((((",
+            "root ::= " + "(" * 3000,
+            'start: "a" b',
+            "start: /(?=a)/",
+            *slow,
+        ):
             yield {name: grammar}, unusable, name
     for given in ("{", "[1]", "1", "null", "{" * 200):
         yield {"json_schema": given}, _V, "json_schema"

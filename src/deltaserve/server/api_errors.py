@@ -24,6 +24,13 @@ class ApiError(Exception):
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
+    def rename(self, param: str) -> None:
+        """Name the field as the client did, in the message as well where it begins with the field."""
+        former, self.param = self.param, param
+        rest = self.message.removeprefix(former or "")
+        if former and rest != self.message and rest[:1] in (" ", ":"):
+            self.message = param + rest
+
     def body(self) -> Json:
         """The error in OpenAI's shape: `{"error": {...}}`, JSON-ready."""
         return {

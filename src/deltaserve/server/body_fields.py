@@ -21,17 +21,28 @@ _INTERNAL = """
 INTERNAL_NAMES = frozenset(_INTERNAL.split())
 """Names of this server's inside. A client that sends one is confused or probing; it is told so."""
 
-_EMPTY: tuple[object, ...] = (None, [], {}, "", False)
-_NEVER = """
-    suffix functions function_call tools audio prediction web_search_options moderation documents chat_template
-    continue_final_message echo mm_processor_kwargs image_data video_data audio_data images
-    structural_tag logits_processors custom_logit_processor
-    use_beam_search truncate_prompt_tokens return_hidden_states lora_path lora_request lora input_embeds
-    prompt_embeds custom_params vllm_xargs session_params thinking thinking_budget
-    thinking_token_budget token_ids_logprob text_token_ids_logprob stop_regex
-"""
+_NEVER: Mapping[type, str] = {
+    str: """
+        suffix chat_template structural_tag custom_logit_processor lora_path stop_regex prompt_embeds function_call
+    """,
+    list: """
+        functions tools documents image_data video_data audio_data images logits_processors input_embeds prompt_embeds
+        token_ids_logprob text_token_ids_logprob lora_path lora stop_regex
+    """,
+    dict: """
+        audio prediction web_search_options moderation mm_processor_kwargs lora_request custom_params vllm_xargs
+        session_params thinking function_call
+    """,
+    bool: "continue_final_message echo use_beam_search return_hidden_states thinking",
+    int: "truncate_prompt_tokens thinking_budget thinking_token_budget",
+}
+"""Type |-> fields of that type, whose empty value asks for nothing. There is no empty number."""
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    **dict.fromkeys(_NEVER.split(), _EMPTY),
+    **{
+        name: (None, *(kind() for kind, names in _NEVER.items() if kind is not int and name in names.split()))
+        for names in _NEVER.values()
+        for name in names.split()
+    },
     "tool_choice": (None, "", "none", "auto"),
     "parallel_tool_calls": (None, True, False),
     "modalities": (None, [], ["text"]),
@@ -170,7 +181,7 @@ def _is_accepted(name: str, value: object) -> bool:
             raise invalid(name, f"{name} must be a string of at most {MAX_HINT_BYTES} bytes")
         return True
     if name in NO_EFFECT:
-        if value is not None and not isinstance(value, NO_EFFECT[name]):
+        if value is not None and type(value) is not NO_EFFECT[name]:  # true is an int
             raise invalid(name, f"{name} has the wrong type")
         return True
     if name not in UNSUPPORTED:

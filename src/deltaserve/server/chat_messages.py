@@ -20,8 +20,6 @@ _SPEAKER = re.compile(r"(?! )([^\s<>|\\]| ){1,128}(?<! )\Z")
 _SPEAKER_RULE = "a name has 1 to 128 characters, no white space but spaces inside, and none of < > | \\"
 _NAME_RULE = "a name has 1 to 128 characters, no white space and none of < > | \\"
 _EMPTY: tuple[object, ...] = (None, "", [], {})
-_NOTHING = (*_EMPTY, False)
-"""Values of a field nobody knows that say nothing."""
 
 Content = str | Items[dict[str, object]] | None
 
@@ -148,7 +146,7 @@ def _read(message: ChatMessage, param: str, unknown: UnknownFields) -> dict[str,
 
 def count_others(part: BaseModel, where: str, unknown: UnknownFields) -> None:
     """Fields of a part that nobody knows are counted."""
-    others = {name: value for name, value in (part.model_extra or {}).items() if value not in _NOTHING}
+    others = {name: value for name, value in (part.model_extra or {}).items() if not _says_nothing(value)}
     known = [f"{where}.{name}" for name in type(part).model_fields] if others else []
     for name in others:
         unknown.ignore(f"{where}.{name}", known)
@@ -211,7 +209,12 @@ def _part(part: Mapping[str, object], param: str, unknown: UnknownFields) -> tup
 
 
 def _others(part: Mapping[str, object], known: Collection[str]) -> Iterator[str]:
-    return (str(name) for name, value in part.items() if name not in known and value not in _NOTHING)
+    return (str(name) for name, value in part.items() if name not in known and not _says_nothing(value))
+
+
+def _says_nothing(value: object) -> bool:
+    """Of a field nobody knows. 0 says something."""
+    return value is False or value in _EMPTY
 
 
 def _thought_texts(parts: Sequence[object], param: str) -> Iterator[str]:

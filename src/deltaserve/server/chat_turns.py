@@ -73,7 +73,8 @@ def told_by(name: Callable[[str], str]) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        error.param = None if error.param is None else name(error.param)
+        if error.param is not None:
+            error.rename(name(error.param))
         raise
 
 

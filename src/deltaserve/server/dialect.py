@@ -161,6 +161,9 @@ def as_api_error(job: Job, error: BaseException) -> ApiError:
         return error
     if isinstance(error, RequestFailed):
         _log.warning("request %r failed: %s: %s", job.id, error.reason.value, error.message)
-        return from_failure(error)
+        failure = from_failure(error)
+        if error.reason is FailReason.GRAMMAR_FAILED and job.constraint is not None:
+            failure.param = job.constraint.param
+        return failure
     _log.error("request %r met a bug", job.id, exc_info=error)
     return from_failure(RequestFailed(FailReason.INTERNAL, str(error)))

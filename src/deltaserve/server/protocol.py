@@ -256,7 +256,9 @@ class GuardedProtocol(H11Protocol):
         _log.warning("%s sent what is not HTTP/1.1: %s", self._who(), str(cause)[:100])
         status = getattr(cause, "error_status_hint", 400)
         if status == 431:
-            self._refuse(ApiError(431, "headers_too_large", "the request head, or a line that frames its body, is too large"))
+            self._refuse(
+                ApiError(431, "headers_too_large", "the request head, or a line that frames its body, is too large")
+            )
         else:
             self._refuse(ApiError(400, "invalid_request", f"not a valid HTTP/1.1 request: {excerpt(str(cause))}"))
 

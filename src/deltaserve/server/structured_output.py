@@ -7,14 +7,15 @@ on the event loop: `GrammarCheck` does that, on threads of its own.
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from deltaserve.core.sampling import MAX_GRAMMAR_BYTES
@@ -28,6 +29,10 @@ SPACES = r"(?:\x20|\r?\x0A[\x20\x09]{0,32})"
 """White space between the parts of JSON: one blank, or a new line and its indentation. A model may write any other for
 ever."""
 MAX_CHOICES = 4096
+MAX_RULES = 512
+"""Rules of a grammar in GBNF: the time that its translation takes grows with their square, and is the interpreter's."""
+_LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start[^\S\n]*:)", re.MULTILINE)
+"""What tells Lark from GBNF. llguidance's own pattern crosses lines: on empty ones it takes minutes."""
 _NUM_THREADS = 4
 _SHOWN_CHARS = 80
 """Characters of the library's reason that a client is told."""
@@ -163,10 +168,21 @@ def regex_grammar(regex: str, param: str) -> str:
 def any_grammar(text: str, param: str) -> str:
     """A grammar in Lark, or in GBNF, as SGLang's `ebnf` and llama.cpp's `grammar` are."""
     _check_size(text, param)
+    if _LARK.search(text):
+        return lark_grammar(text)
+    if text.count("::=") > MAX_RULES:
+        raise _unusable(param, f"it has more than {MAX_RULES} rules")
     try:
-        return lark_grammar(any_to_lark(text))
-    except Exception as error:  # it is written by hand, and raises whatever comes: RecursionError, IndexError
-        raise _unusable(param, str(error)) from error
+        return lark_grammar(gbnf_to_lark(text))
+    except Exception as error:  # it is written by hand, and raises whatever comes
+        raise _unusable(param, _GBNF_ERRORS.get(type(error)) or str(error)) from error
+
+
+_GBNF_ERRORS: Mapping[type[Exception], str] = {
+    IndexError: "it ends in a backslash",
+    RecursionError: "its groups stand in each other too deep",
+}
+"""Errors that say nothing of the grammar |-> the only fault that leads to them."""
 
 
 def _check_size(text: str, param: str) -> None:

@@ -75,13 +75,13 @@ class ConversationBody(Body):
     tool_choice: CallChoice | None = None
     thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None
-    output_format: object = None
+    output_format: dict[str, object] | None = None
     """What `output_config.format` was called in a beta."""
-    cache_control: object = None
+    cache_control: dict[str, object] | None = None
     """A hint, as it is in blocks: every prefix is kept and found again without one."""
-    mcp_servers: object = None
-    container: object = None
-    context_management: object = None
+    mcp_servers: Items[dict[str, object]] | None = None
+    container: str | dict[str, object] | None = None
+    context_management: dict[str, object] | None = None
 
 
 class CountBody(ConversationBody):
@@ -169,7 +169,7 @@ def _common(body: MessagesBody, asker: Asker) -> Common:
 def _request(body: ConversationBody, turns: Turns) -> ChatRequest:
     """The conversation without sampling. Raises ApiError 400."""
     for name in ("mcp_servers", "container", "context_management"):
-        if getattr(body, name) not in (None, [], {}):
+        if getattr(body, name):
             raise unsupported(name, f"{name} is not supported: nothing is run or compacted here")
     if body.output_format is not None:
         raise unsupported("output_format", "output_format is not supported: send output_config.format")

@@ -111,8 +111,7 @@ def _inside_sampling_params(body: GenerateBody) -> Iterator[None]:
         if error.param == "extra_key" and body.extra_key is not None:
             raise
         used = {ours: name for name, ours in _RENAMED.items() if name in (body.sampling_params or {})}
-        name = used.get(error.param or "", error.param)
-        error.param = f"sampling_params.{name}"
+        error.rename(f"sampling_params.{used.get(error.param or '', error.param)}")
         raise
 
 

@@ -84,10 +84,10 @@ class ResponsesBody(SamplingFields):
     """Without effect: nothing is kept."""
     background: bool | None = None
     previous_response_id: str | None = None
-    conversation: object = None
-    prompt: object = None
-    context_management: object = None
-    moderation: object = None
+    conversation: str | dict[str, object] | None = None
+    prompt: dict[str, object] | None = None
+    context_management: Items[dict[str, object]] | None = None
+    moderation: dict[str, object] | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, object] | None = None
     cache_salt: str | None = None
@@ -170,7 +170,7 @@ def _job(body: ResponsesBody, asker: Asker) -> Job:
 
 def _refuse(body: ResponsesBody) -> None:
     for name, way_out in _REFUSED.items():
-        if getattr(body, name) not in (None, False, [], ""):
+        if getattr(body, name):
             raise unsupported(name, f"{name} is not supported: {way_out}")
     if body.truncation not in (None, "disabled"):
         raise unsupported("truncation", "only disabled is supported: a conversation that is too long is refused")
@@ -207,7 +207,7 @@ def _turns(body: ResponsesBody) -> Turns:
     if not body.input:
         raise invalid("input", "input is empty")
     for index, item in enumerate(body.input):
-        kinded = item if item.get("type") or "role" not in item else {**item, "type": "message"}
+        kinded = {**item, "type": "message"} if item.get("type") is None and "role" in item else item
         _ITEMS[kind_of(kinded, _ITEMS, f"input[{index}]")](turns, item, f"input[{index}]")
     return turns
 
