@@ -182,7 +182,8 @@ SHARED: list[Bad] = [
             "disagg_prefill_dp_rank", "worker_id", "_internal", "fake_kv",
         )
     ],
-    ("bad_words", ["x", "two"], _U, "bad_words[1]"),
+    ("bad_words", ["x", "y" * 1025], _V, "bad_words[1]"),
+    ("bad_words", ["x" * 1000] * 5, _V, None),
     ("bad_words", [""], _V, "bad_words[0]"),
     ("allowed_token_ids", [], _V, None),
     ("allowed_token_ids", [1, 272], _V, None),
@@ -359,7 +360,9 @@ CHAT_ONLY: list[Bad] = [
     ("chat_template_kwargs", {f"k{i}": 1 for i in range(17)}, _V, None),
     ("continue_final_message", True, _V, "messages"),
     ("add_generation_prompt", "no", _V, None),
-    ("truncate_prompt_tokens", 5, _U, None),
+    ("truncate_prompt_tokens", 0, _V, None),
+    ("truncate_prompt_tokens", -2, _V, None),
+    ("truncate_prompt_tokens", 1.0, _V, None),
 ]
 
 GENERATE_ONLY: list[Bad] = [

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from deltaserve.core.sampling import NEVER
+from deltaserve.core.tokens import unpack_u32
 from deltaserve.model.answer_grammars import AnswerGrammars
-from deltaserve.server.sampling_fields import NEVER
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
 from tests.server.conftest import MODEL, events, served
@@ -78,12 +79,43 @@ async def test_a_prompt_is_cut_from_its_beginning(codec: TextCodec, prompt: obje
         assert refused.json()["error"]["code"] == "context_length_exceeded", "not worth its tokenizing"
 
 
-async def test_a_word_of_one_token_is_never_drawn(codec: TextCodec) -> None:
+@pytest.mark.parametrize("kept", [1, 5, 30, 1000, -1])
+async def test_a_conversation_is_cut_from_its_beginning_as_the_model_reads_it(codec: TextCodec, kept: int) -> None:
     engine = OracleEngine()
-    body = {"prompt": "abc", "bad_words": ["x", "b"], "logit_bias": {"120": 5, "99": 1}}
+    body = {"messages": [{"role": "user", "content": "hello, how are you?"}], "max_tokens": 3}
+    async with served(codec, engine, SETTINGS) as case:
+        for asked in (body, body | {"truncate_prompt_tokens": kept}):
+            assert (await case.client.post("/v1/chat/completions", json=asked)).status_code == 200
+        whole, cut = (unpack_u32(generation.prompt) for generation in engine.opened)
+        assert cut == (whole if kept < 0 else whole[-kept:])
+        long = [{"role": "user", "content": "x" * 600}]
+        fits = await case.client.post(
+            "/v1/chat/completions", json={**body, "messages": long, "truncate_prompt_tokens": -1}
+        )
+        assert fits.json()["usage"]["prompt_tokens"] == 400, "the most that fits"
+        far = {**body, "messages": [{"role": "user", "content": "x" * 100_000}], "truncate_prompt_tokens": 5}
+        refused = await case.client.post("/v1/chat/completions", json=far)
+        assert refused.json()["error"]["code"] == "context_length_exceeded", "not worth its tokenizing"
+
+
+async def test_words_that_are_not_drawn(codec: TextCodec) -> None:
+    """Of one token never, of several not behind the others; after a space as well."""
+    engine = OracleEngine()
+    body = {"prompt": "abc", "bad_words": ["x", "b", "bad", " no"], "logit_bias": {"120": 5, "99": 1}}
     async with served(codec, engine, SETTINGS) as case:
         await case.client.post("/v1/completions", json=body)
-    assert engine.opened[0].sampling.logit_bias == ((98, NEVER), (99, 1.0), (120, NEVER))
+    sampling = engine.opened[0].sampling
+    assert sampling.logit_bias == ((98, NEVER), (99, 1.0), (120, NEVER))
+    texts = {codec.decode(word) for word in sampling.bad_words}
+    assert texts == {" x", " b", "bad", " bad", " no"}
+
+
+async def test_bad_words_have_a_bound(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        for words in (["x" * 1000] * 5, [""], ["x" * 1025], ["x"] * 301):
+            reply = await case.client.post("/v1/completions", json={"prompt": "a", "bad_words": words})
+            assert reply.status_code == 400
+            assert reply.json()["error"]["param"].startswith("bad_words")
 
 
 async def test_only_some_tokens_are_drawn(codec: TextCodec) -> None:

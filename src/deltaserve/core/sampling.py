@@ -11,6 +11,10 @@ SamplingSource = Literal["model", "openai"]
 """Source of the defaults that requests get: the model's files, or OpenAI's, which change no probability."""
 MAX_GRAMMAR_BYTES = 128 * 1024
 """Most bytes of a grammar's text. It travels with its request between workers, in frames of at most 16 MiB."""
+NEVER = -1e9
+"""Bias of a token that is not to be drawn: its probability becomes 0, and it is the likeliest where all have it."""
+MAX_BAD_TOKENS = 4096
+"""Most tokens of a request's bad words together."""
 _MAX_SEED = (1 << 64) - 1
 
 
@@ -35,6 +39,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Runs of tokens that the output is not to have: where it ends in all of one but the last, that one is not drawn.
+    A function of the output so far, as a grammar is."""
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end the output; the model's end-of-sequence ids are included unless the client asked to ignore them."""
     min_tokens: int = 0
@@ -50,8 +57,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def needs_history(self) -> bool:
-        """Whether the next distribution depends on the tokens drawn so far."""
+        """Whether a penalty counts the tokens seen so far."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a rule of this server's own, which no grammar has, looks at the tokens drawn so far."""
+        return self.needs_history or bool(self.bad_words)
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -85,9 +97,12 @@ def sampling_problem(params: SamplingParams, vocab_size: int) -> str | None:
         return "max_tokens is below 1"
     if params.top_p == 0.0 or params.repetition_penalty == 0.0:
         return "top_p and repetition_penalty must be above 0"
-    ids = (*params.stop_token_ids, *(token for token, _ in params.logit_bias))
+    bad = [token for word in params.bad_words for token in word]
+    ids = (*params.stop_token_ids, *bad, *(token for token, _ in params.logit_bias))
     if any(not 0 <= token < vocab_size for token in ids):
-        return "a stop or bias token is beyond the vocabulary"
+        return "a token of stops, biases or bad words is beyond the vocabulary"
+    if len(bad) > MAX_BAD_TOKENS or not all(params.bad_words):
+        return f"bad words have no token, or more than {MAX_BAD_TOKENS} together"
     if params.grammar is not None and len(params.grammar.encode()) > MAX_GRAMMAR_BYTES:
         return f"the grammar has more than {MAX_GRAMMAR_BYTES} bytes"
     if not all(math.isfinite(bias) for _, bias in params.logit_bias):

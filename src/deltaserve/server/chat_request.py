@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from deltaserve.server.api_errors import ApiError, invalid, unsupported
 from deltaserve.server.chat_messages import ChatMessage, encode_messages
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, compose
-from deltaserve.server.prompts import Prompt
+from deltaserve.server.prompts import KeptTokens, Prompt, limits_to_cut, num_kept
 from deltaserve.server.sampling_fields import EndpointFields
 from deltaserve.server.structured_output import Constraint, constraint_of, without_constraints
 from deltaserve.server.text.answers.answer_grammar import AnswerShape, Calls, answer_grammar, can_bound
@@ -48,6 +48,8 @@ class ChatRequest:
     shown: ShowReasoning = ShowReasoning.AS_IT_COMES
     is_open: bool = False
     """The last message is the assistant's, and gone on with."""
+    kept: KeptTokens = None
+    """Of the conversation as the model reads it."""
 
 
 def template_options(effort: str | None, options: Mapping[str, object], param: str) -> Mapping[str, object]:
@@ -69,7 +71,8 @@ def chat_job(request: ChatRequest, asker: Asker, job_id: str) -> Job:
     """Validate everything that needs the tokenizer or the limits. Raises ApiError 400."""
     param, default = request.max_tokens_param, asker.settings.default_max_tokens
     limit = OutputLimit(asker.limits, "messages", param, request.max_tokens, default)
-    prompt = chat_prompt(request, asker)
+    kept = num_kept(request.kept, limit.longest_prompt)
+    prompt = chat_prompt(request, replace(asker, limits=limits_to_cut(asker.limits, kept))).cut(kept)
     asked = EndpointFields(limit.resolve(prompt), request.logprobs, request.fields.prompt_logprobs)
     constraint = _constraint(request, asker.codec, prompt, asked.max_tokens)
     job = compose(without_constraints(request.fields), asker, [prompt], [asked], job_id, constraint)

@@ -1,11 +1,20 @@
 """What a client writes as a prompt: texts and lists of ids become Prompts, those that cannot fit are refused early."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Annotated
+
+from pydantic import Field
 
 from deltaserve.control.front.client import Limits
 from deltaserve.server.api_errors import ApiError, excerpt, invalid
 from deltaserve.server.text.text_codec import TextCodec
+
+_LONGEST = 16
+"""A prompt that is cut may have so many times the context's length: what is longer is not worth its tokenizing."""
+KeptTokens = Annotated[int, Field(ge=-1, lt=1 << 31)] | None
+"""vLLM's `truncate_prompt_tokens`: of each prompt the last so many tokens are taken; -1: as many as fit with what is
+asked for. None: all, and a prompt that is too long is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +24,10 @@ class Prompt:
     tokens: tuple[int, ...]
     text: str | None = None
     """Text as the client wrote it; None when the prompt came as ids or as messages."""
+
+    def cut(self, kept: int | None) -> "Prompt":
+        """The last `kept` tokens; None: all."""
+        return self if kept is None or len(self.tokens) <= kept else Prompt(self.tokens[-kept:])
 
 
 def read_prompts(
@@ -69,6 +82,18 @@ def too_long(least: int, param: str, limits: Limits) -> ApiError:
     """What a prompt of at least `least` tokens gets."""
     message = f"the prompt has at least {least} tokens, the context {limits.max_context_len}"
     return ApiError(400, "context_length_exceeded", message, param)
+
+
+def num_kept(asked: KeptTokens, longest: int) -> int | None:
+    """Most tokens of a prompt that are taken from its end; None: all. `longest`: what fits. Raises ApiError 400."""
+    if asked == 0:
+        raise invalid("truncate_prompt_tokens", "truncate_prompt_tokens is 0: no prompt is left; -1 takes what fits")
+    return longest if asked == -1 else asked
+
+
+def limits_to_cut(limits: Limits, kept: int | None) -> Limits:
+    """Limits of a prompt before it is cut."""
+    return limits if kept is None else replace(limits, max_context_len=_LONGEST * limits.max_context_len)
 
 
 def read_ids(value: list[object], param: str, vocab_size: int) -> tuple[int, ...]:

@@ -3,14 +3,14 @@
 import hashlib
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
-from deltaserve.core.sampling import SamplingParams
-from deltaserve.server.api_errors import invalid, unsupported
+from deltaserve.core.sampling import MAX_BAD_TOKENS, NEVER, SamplingParams
+from deltaserve.server.api_errors import invalid
 from deltaserve.server.body_fields import Body, Items, at_most
 from deltaserve.server.text.text_codec import TextCodec
 
@@ -22,8 +22,6 @@ MAX_STOPS_CHARS = 16 * 1024
 """Most characters of all stop strings together: every piece of text is compared with every beginning of theirs."""
 MAX_STOP_IDS = 1024
 MAX_LOGIT_BIAS = 300
-NEVER = -1e9
-"""Bias of a token that is not to be drawn: its probability becomes 0, and it is the likeliest where all have it."""
 INT64 = 1 << 63
 UINT64_MASK = (1 << 64) - 1
 
@@ -49,7 +47,7 @@ class SamplingFields(Body):
     allowed_token_ids: Items[int] | None = None
     """vLLM's: no other token is drawn, an end neither."""
     bad_words: Items[str] | None = None
-    """vLLM's: words that an answer must not have. Of one token each: those are never drawn."""
+    """vLLM's: words that an answer must not have, in the tokens that the tokenizer makes of them."""
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -91,6 +89,7 @@ def resolve(
     stop_ids = _stop_ids(fields.stop_token_ids or [], vocab_size)
     ignores_ends = bool(fields.ignore_eos) and grammar is None
     top_k = 1 if fields.top_p == 0 else defaults.top_k if fields.top_k is None else fields.top_k
+    bad_words = _bad_words(fields, codec)
     ends = stop_ids if ignores_ends else tuple(sorted({*stop_ids, *codec.eos_ids}))
     return SamplingParams(
         max_tokens=max(1, asked.max_tokens),  # 0 only scores the prompt: the token that comes with it is not shown
@@ -102,7 +101,8 @@ def resolve(
         repetition_penalty=_given(fields.repetition_penalty, defaults.repetition_penalty),
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
-        logit_bias=_biases(fields, codec, vocab_size, ends),
+        logit_bias=_biases(fields, bad_words, vocab_size, ends),
+        bad_words=tuple(sorted(word for word in bad_words if len(word) > 1)),
         stop_token_ids=ends,
         min_tokens=fields.min_tokens or 0,
         logprobs=asked.logprobs,
@@ -133,10 +133,11 @@ def _stop_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:
 
 
 def _biases(
-    fields: SamplingFields, codec: TextCodec, vocab_size: int, ends: Sequence[int]
+    fields: SamplingFields, bad_words: Collection[tuple[int, ...]], vocab_size: int, ends: Sequence[int]
 ) -> tuple[tuple[int, float], ...]:
     """What is added to logits, by token. `ends`: tokens that end the answer; a grammar allows them all."""
-    pairs = _logit_bias(fields.logit_bias or {}, vocab_size) | dict.fromkeys(_bad_tokens(fields, codec), NEVER)
+    bad = (word[0] for word in bad_words if len(word) == 1)
+    pairs = _logit_bias(fields.logit_bias or {}, vocab_size) | dict.fromkeys(bad, NEVER)
     if fields.allowed_token_ids is not None:
         allowed = _allowed(fields.allowed_token_ids, vocab_size)
         pairs |= dict.fromkeys((token for token in ends if token not in allowed), NEVER)
@@ -149,20 +150,23 @@ def _allowed(ids: list[int], vocab_size: int) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _bad_tokens(fields: SamplingFields, codec: TextCodec) -> Iterator[int]:
-    """The token of each bad word, and the one that is the word after a space, where the tokenizer has it."""
-    words = fields.bad_words or []
+def _bad_words(fields: SamplingFields, codec: TextCodec) -> set[tuple[int, ...]]:
+    """The tokens of each bad word, and those of the word after a space. Raises ApiError 400."""
+    words, found, num_tokens = fields.bad_words or [], set[tuple[int, ...]](), 0
     if len(words) > MAX_LOGIT_BIAS:
         raise invalid("bad_words", f"bad_words has {len(words)} words, at most {MAX_LOGIT_BIAS} are allowed")
     for index, word in enumerate(words):
         if not 0 < len(word) <= MAX_STOP_CHARS:
             raise invalid(f"bad_words[{index}]", f"a word has {len(word)} characters, allowed is 1..{MAX_STOP_CHARS}")
-        tokens = codec.encode(word, add_special_tokens=False)
-        if len(tokens) != 1:
-            message = f"the word has {len(tokens)} tokens: only words of one token are supported; `stop` ends at others"
-            raise unsupported(f"bad_words[{index}]", message)
-        spaced = codec.encode(f" {word.lstrip()}", add_special_tokens=False)
-        yield from tokens if len(spaced) > 1 else {*tokens, *spaced}
+        for text in (word, f" {word.lstrip()}"):
+            tokens = tuple(codec.encode(text, add_special_tokens=False))
+            num_tokens += len(tokens)
+            if num_tokens > MAX_BAD_TOKENS:
+                raise invalid(
+                    "bad_words", f"bad_words have more than {MAX_BAD_TOKENS} tokens, after a space and without"
+                )
+            found.add(tokens)
+    return found - {()}
 
 
 def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:

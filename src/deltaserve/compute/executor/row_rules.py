@@ -27,7 +27,7 @@ class WayToDraw(IntEnum):
     @classmethod
     def of(cls, params: SamplingParams, vocab_size: int) -> "WayToDraw | None":
         """None: what it draws depends on more than the logits and these rules."""
-        if params.logprobs is not None or params.needs_history or params.logit_bias or params.min_tokens:
+        if params.logprobs is not None or params.looks_back or params.logit_bias or params.min_tokens:
             return None
         if params.grammar is not None:
             return None

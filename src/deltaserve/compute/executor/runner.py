@@ -253,7 +253,7 @@ class TorchExecutor:
             return False
         for item in plan.items:
             sampling = opened[item.row] if item.row in opened else self._rows[item.row].sampling
-            if wants_more(item) or sampling.logprobs is not None or sampling.needs_history:
+            if wants_more(item) or sampling.logprobs is not None or sampling.looks_back:
                 return False
             if sampling.grammar is not None:
                 return False
@@ -508,7 +508,7 @@ class _StepDraws:
         lines, sampling = [], []
         for item, first in zip(items, firsts, strict=False):
             row = self._rows[item.row]
-            if (row.sampling.needs_history and item.num_drafts) or self._has_no_mask(item):
+            if (row.sampling.looks_back and item.num_drafts) or self._has_no_mask(item):
                 continue
             for line in range(first, first + num_draws(item)):
                 if self._is_finite[line]:
@@ -546,5 +546,12 @@ class _StepDraws:
     def _sample_row(self, item: PlanItem, place: int) -> SampleRow:
         row, masks = self._rows[item.row], self._masks.get(item.row)
         history = row.history(self._device) if row.sampling.needs_history else None
-        position = item.q_start + item.num_known + place - row.prompt_len
-        return SampleRow(row.sampling, position, history, None if masks is None else masks[place])
+        end = item.q_start + item.num_known + place
+        allowed = None if masks is None else masks[place]
+        return SampleRow(row.sampling, end - row.prompt_len, history, allowed, _behind(row, end))
+
+
+def _behind(row: Row, end: int) -> tuple[int, ...]:
+    """What its bad words ask of the output that ends at position `end`."""
+    longest = max(map(len, row.sampling.bad_words), default=1)
+    return tuple(row.tokens(max(row.prompt_len, end - longest + 1), end).tolist()) if longest > 1 else ()

@@ -1,9 +1,9 @@
 """Logits -> tokens, for a batch of rows with different rules.
 
-Order of the rules: tokens that a grammar forbids, repetition penalty, frequency and presence penalty, logit bias,
-min_tokens; then (temperature 0) argmax, or temperature, top-k, top-p, min-p, each on what the one before left, and one
-uniform number per token looked up in the cumulative distribution in vocabulary order. A row's token depends on its own
-logits, rules, seed and output position only, never on the rest of the batch.
+Order of the rules: tokens that a grammar forbids, repetition penalty, frequency and presence penalty, logit bias, bad
+words, min_tokens; then (temperature 0) argmax, or temperature, top-k, top-p, min-p, each on what the one before left,
+and one uniform number per token looked up in the cumulative distribution in vocabulary order. A row's token depends on
+its own logits, rules, seed and output so far only, never on the rest of the batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from deltaserve.compute.executor.randomness import uniform
 from deltaserve.compute.executor.row_rules import is_cold, is_limited
 from deltaserve.compute.executor.row_state import History
 from deltaserve.compute.memory.host_arrays import on_device
-from deltaserve.core.sampling import SamplingParams, TokenLogprobs
+from deltaserve.core.sampling import NEVER, SamplingParams, TokenLogprobs
 
 _BLOCK = 512
 """Tokens whose weights are summed before they are looked at one by one."""
@@ -40,6 +40,8 @@ class SampleRow:
     """Present where the params need it."""
     allowed: Mask | None = None
     """What the row's grammar allows; None: it has none."""
+    behind: tuple[int, ...] = ()
+    """The last of its output, as many tokens as its longest bad word has before the last."""
 
     @property
     def is_greedy(self) -> bool:
@@ -117,7 +119,7 @@ def _row_logprobs(raw: _RawRow | None, token: int) -> TokenLogprobs | None:
 def takes_largest(row: SampleRow) -> bool:
     """Whether it draws the largest of its logits as they come."""
     params = row.params
-    has_rules = params.needs_history or params.logit_bias or row.position < params.min_tokens
+    has_rules = params.looks_back or params.logit_bias or row.position < params.min_tokens
     return row.is_greedy and not has_rules and row.allowed is None
 
 
@@ -131,8 +133,17 @@ def apply_rules(line: Tensor, row: SampleRow) -> None:
         line.index_add_(
             0, on_device(np.array(ids, np.int64), line.device), on_device(np.array(values, np.float32), line.device)
         )
+    if params.bad_words and (bad := list(ends_of_bad_words(params.bad_words, row.behind))):
+        line.index_add_(
+            0, on_device(np.array(bad, np.int64), line.device), torch.full((len(bad),), NEVER, device=line.device)
+        )
     if params.stop_token_ids and row.position < params.min_tokens and row.allowed is None:
         line.index_fill_(0, on_device(np.array(params.stop_token_ids, np.int64), line.device), float("-inf"))
+
+
+def ends_of_bad_words(words: Sequence[Sequence[int]], behind: Sequence[int]) -> set[int]:
+    """Last tokens of the words whose others an output ends in. `behind`: its end."""
+    return {word[-1] for word in words if tuple(behind[len(behind) - len(word) + 1 :]) == tuple(word[:-1])}
 
 
 def _penalise(line: Tensor, params: SamplingParams, history: History) -> None:

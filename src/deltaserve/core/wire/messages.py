@@ -18,7 +18,7 @@ from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import Role
 from deltaserve.core.sampling import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 
 class CacheUse(Enum):

@@ -13,6 +13,7 @@ from deltaserve.server.chat_request import MAX_OPTIONS, ChatRequest, chat_job, t
 from deltaserve.server.dialect import Dialect
 from deltaserve.server.jobs import Asker, Common, Job, Sample, check_model, new_id
 from deltaserve.server.openai_format import OpenAiFormat
+from deltaserve.server.prompts import KeptTokens
 from deltaserve.server.sampling_fields import MAX_LOGPROBS
 from deltaserve.server.text.answer_pieces import Arguments, CallBegins, arguments_of
 from deltaserve.server.text.answers.answer_reader import ShowReasoning
@@ -90,6 +91,7 @@ class ChatBody(Common, ThinkingFields):
     """vLLM's: the answer goes on with the last message, which is the assistant's."""
     add_generation_prompt: bool | None = None
     """vLLM's: false leaves out what the template writes where an answer begins."""
+    truncate_prompt_tokens: KeptTokens = None
     chat_template_kwargs: Annotated[dict[str, str | bool | int | float | None], at_most(MAX_OPTIONS)] | None = None
 
 
@@ -121,6 +123,7 @@ def _job(body: ChatBody, asker: Asker) -> Job:
         tells_reasoning=body.separate_reasoning is not False,
         shown=_shown(body),
         is_open=is_open,
+        kept=body.truncate_prompt_tokens,
     )
     return chat_job(request, asker, new_id("chatcmpl-"))
 

@@ -1,16 +1,15 @@
 """OpenAI's legacy completions."""
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, WithJsonSchema
 
 from deltaserve.core.sampling import TokenLogprobs
-from deltaserve.server.api_errors import Json, invalid
+from deltaserve.server.api_errors import Json
 from deltaserve.server.dialect import Dialect
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, Sample, check_model, compose, new_id
 from deltaserve.server.openai_format import OpenAiFormat
-from deltaserve.server.prompts import Prompt, read_prompts
+from deltaserve.server.prompts import KeptTokens, Prompt, limits_to_cut, num_kept, read_prompts
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
@@ -24,8 +23,6 @@ PROMPT_SCHEMA: dict[str, Any] = {
 }
 """What `read_prompts` takes, for the API's description."""
 
-_LONGEST = 16
-"""A prompt that is cut may have so many times the context's length: what is longer is not worth its tokenizing."""
 _TWICE = (
     "a prompt begins with the token that the tokenizer puts in front of every text, so it stands there twice, as in "
     "vLLM and SGLang; a prompt that is rendered already wants add_special_tokens false"
@@ -41,8 +38,7 @@ class CompletionBody(Common):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
-    """vLLM's: of each prompt the last so many tokens are taken; -1: as many as fit with `max_tokens`."""
+    truncate_prompt_tokens: KeptTokens = None
 
 
 def completion_job(body: CompletionBody, asker: Asker) -> Job:
@@ -51,13 +47,10 @@ def completion_job(body: CompletionBody, asker: Asker) -> Job:
     least = 0 if body.echo or body.prompt_logprobs is not None else 1
     limit = OutputLimit(asker.limits, "prompt", "max_tokens", body.max_tokens, DEFAULT_MAX_TOKENS, least)
     specials, most = body.add_special_tokens is not False, asker.settings.max_samples
-    kept = _kept(body, limit)
-    limits = (
-        asker.limits if kept is None else replace(asker.limits, max_context_len=_LONGEST * asker.limits.max_context_len)
-    )
-    prompts = read_prompts(body.prompt, asker.codec, limits, most, add_special_tokens=specials)
-    if kept is not None:
-        prompts = [Prompt(prompt.tokens[-kept:]) if len(prompt.tokens) > kept else prompt for prompt in prompts]
+    kept = num_kept(body.truncate_prompt_tokens, limit.longest_prompt)
+    limits = limits_to_cut(asker.limits, kept)
+    read = read_prompts(body.prompt, asker.codec, limits, most, add_special_tokens=specials)
+    prompts = [prompt.cut(kept) for prompt in read]
     if any(prompt.text and asker.codec.begins_twice(prompt.tokens) for prompt in prompts):
         asker.unknown_fields.warn(_TWICE)
     prompt_logprobs = body.prompt_logprobs
@@ -65,15 +58,6 @@ def completion_job(body: CompletionBody, asker: Asker) -> Job:
         prompt_logprobs = max(prompt_logprobs or 0, body.logprobs)
     asked = [EndpointFields(limit.resolve(prompt), body.logprobs, prompt_logprobs) for prompt in prompts]
     return compose(body, asker, prompts, asked, new_id("cmpl-"))
-
-
-def _kept(body: CompletionBody, limit: OutputLimit) -> int | None:
-    """Most tokens of a prompt that are taken from its end; None: all, and one that is too long is refused."""
-    if body.truncate_prompt_tokens is None:
-        return None
-    if body.truncate_prompt_tokens == 0:
-        raise invalid("truncate_prompt_tokens", "truncate_prompt_tokens is 0: no prompt is left; -1 takes what fits")
-    return body.truncate_prompt_tokens if body.truncate_prompt_tokens > 0 else limit.longest_prompt
 
 
 class CompletionFormat(OpenAiFormat):
