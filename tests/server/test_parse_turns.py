@@ -85,8 +85,9 @@ async def test_a_request_is_parsed_between_the_chunks_of_many_others(
 async def test_a_body_of_framing_is_refused_by_name_and_read_no_further(
     codec: TextCodec, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    sent = request(*CHUNKED, line=f"POST {path} HTTP/1.1", body=b"1\r\n \r\n" * 200_000)
-    async with live(codec, OracleEngine(), SETTINGS) as server:
+    sent = request(*CHUNKED, line=f"POST {path} HTTP/1.1", body=b"1\r\n \r\n" * 60_000)
+    settings = ServerSettings(MODEL, port=0, grace_s=5.0, http=HttpLimits(linger_s=PATIENCE_S))
+    async with live(codec, OracleEngine(), settings) as server:
         log = _Log(monkeypatch)
         status, headers, body = parse(await server.talk(sent))
         assert (status, headers["connection"]) == (400, "close")
