@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from deltaserve.process.front.event_loop import loop_factory
 from deltaserve.server.app import create_app
 from deltaserve.server.heap import return_large_blocks
 from deltaserve.server.listening import Listening, serve
@@ -107,4 +108,5 @@ if __name__ == "__main__":
     if len(sys.argv) > 3:
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]),) * 2)
     return_large_blocks()
-    asyncio.run(_main(Path(sys.argv[1]), int(sys.argv[2]), NUM_LATER_FILES if len(sys.argv) > 3 else 0))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_main(Path(sys.argv[1]), int(sys.argv[2]), NUM_LATER_FILES if len(sys.argv) > 3 else 0))

@@ -99,7 +99,7 @@ async def test_a_conversation_is_cut_from_its_beginning_as_the_model_reads_it(co
 
 
 async def test_words_that_are_not_drawn(codec: TextCodec) -> None:
-    """Of one token never, of several not behind the others; after a space as well."""
+    """A word of one token never, the last token of several not behind the others; after a space as well."""
     engine = OracleEngine()
     body = {"prompt": "abc", "bad_words": ["x", "b", "bad", " no"], "logit_bias": {"120": 5, "99": 1}}
     async with served(codec, engine, SETTINGS) as case:

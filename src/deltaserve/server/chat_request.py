@@ -49,7 +49,7 @@ class ChatRequest:
     is_open: bool = False
     """The last message is the assistant's, and gone on with."""
     kept: KeptTokens = None
-    """Of the conversation as the model reads it."""
+    """Tokens of the conversation as the model reads it that are taken."""
 
 
 def template_options(effort: str | None, options: Mapping[str, object], param: str) -> Mapping[str, object]:

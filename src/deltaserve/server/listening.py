@@ -17,7 +17,7 @@ from deltaserve.core.errors import ConfigError
 from deltaserve.server.app import PROBES, create_admin_app
 from deltaserve.server.front import Front
 from deltaserve.server.parse_turns import ParseTurns
-from deltaserve.server.protocol import PROBE_CONNECTIONS, Listener, protocol_factory
+from deltaserve.server.protocol import PROBE_CONNECTIONS, ListenerState, protocol_factory
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.sockets import BACKLOG, listen_for_api, listen_on
 from deltaserve.settings.urls import authority
@@ -181,7 +181,7 @@ def _server(app: Starlette, settings: ServerSettings, max_connections: int, turn
     return _Server(
         uvicorn.Config(
             app,
-            http=protocol_factory(Listener(http, PROBES, turns)),  # type: ignore[arg-type]
+            http=protocol_factory(ListenerState(http, PROBES, turns)),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             backlog=_ACCEPTS_AT_ONCE,

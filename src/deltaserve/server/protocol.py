@@ -86,7 +86,7 @@ class Extras:
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class ListenerState:
     """What the connections of one listener share."""
 
     limits: HttpLimits
@@ -101,7 +101,7 @@ class GuardedProtocol(H11Protocol):
 
     def __init__(
         self,
-        listener: Listener,
+        listener: ListenerState,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -354,7 +354,7 @@ def _too_many() -> ApiError:
     return ApiError(503, "too_many_connections", "too many connections", headers=retry_after())
 
 
-def protocol_factory(listener: Listener) -> Callable[..., GuardedProtocol]:
+def protocol_factory(listener: ListenerState) -> Callable[..., GuardedProtocol]:
     """What uvicorn calls for each connection. Its own warnings about one are off: they do not say whose it is."""
     logging.getLogger(_UVICORN_LOG).setLevel(logging.ERROR)
     return partial(GuardedProtocol, listener)
