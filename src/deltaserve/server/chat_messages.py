@@ -213,7 +213,7 @@ def _others(part: Mapping[str, object], known: Collection[str]) -> Iterator[str]
 
 
 def _says_nothing(value: object) -> bool:
-    """Of a field nobody knows. 0 says something."""
+    """Whether the value of a field nobody knows asks for nothing. 0 asks for something."""
     return value is False or value in _EMPTY
 
 
