@@ -72,16 +72,32 @@ async def test_where_the_cached_tokens_were(codec: TextCodec) -> None:
         body = await _post(case, prompt="x" * 16, n=2, return_cached_tokens_details=True)
         assert body["sglext"] == {"cached_tokens_details": details}
         assert "sglext" not in await _post(case)
-        for usage in ({}, {"stream_options": {"include_usage": True}}):
-            body = {"prompt": "x" * 16, "max_tokens": 2, "stream": True, "return_cached_tokens_details": True} | usage
-            parts = events((await case.client.post(COMPLETIONS, json=body)).text)
-            (told,) = (part for part in parts if "sglext" in part)
-            assert (told["choices"], told["sglext"]) == ([], {"cached_tokens_details": details})
-            assert parts.index(told) == len(parts) - (2 if usage else 1)
-            assert "usage" in parts[-1] or not usage, "the counts are a chunk of their own, the last"
         meta = (await _post(case, GENERATE, text="x" * 16))["meta_info"]
         assert isinstance(meta, dict)
         assert meta["cached_tokens_details"] == details
+
+
+_NO_TEXT = {"index": 0, "text": "", "logprobs": None, "finish_reason": None}
+
+
+@pytest.mark.parametrize("usage", [{}, {"stream_options": {"include_usage": True}}], ids=["bare", "with usage"])
+@pytest.mark.parametrize(
+    ("path", "prompt", "choices"),
+    [(COMPLETIONS, {"prompt": "x" * 16}, [_NO_TEXT]), (CHAT, {"messages": HI}, [])],
+    ids=["completions", "chat"],
+)
+async def test_where_the_cached_tokens_were_in_a_stream(
+    codec: TextCodec, path: str, prompt: Mapping[str, object], choices: list[object], usage: Mapping[str, object]
+) -> None:
+    """sglang.bench_serving reads the first choice of every event of a completion, but not of a chat."""
+    async with served(codec, OracleEngine(), SETTINGS) as case:
+        body = {"model": MODEL, "max_tokens": 2, "stream": True, "return_cached_tokens_details": True, **prompt}
+        parts = events((await case.client.post(path, json={**body, **usage})).text)
+        whole = await _post(case, path, **prompt, return_cached_tokens_details=True)
+    (told,) = (part for part in parts if "sglext" in part)
+    assert (told["choices"], told["sglext"]) == (choices, whole["sglext"])
+    assert parts.index(told) == len(parts) - (2 if usage else 1)
+    assert "usage" in parts[-1] or not usage, "the counts are a chunk of their own, the last"
 
 
 # --- fields

@@ -22,6 +22,8 @@ class OpenAiFormat(AnswerFormat):
     chunk_object: str
     prompt_at_root: bool
     """Where vLLM has what is said of the prompt: beside the choices of a chat, in each choice of a completion."""
+    extension_choices: Sequence[Json] = ()
+    """Choices of a stream's event with SGLang's `sglext`."""
 
     def __init__(self, codec: TextCodec, job: Job, fields: Common) -> None:
         self._codec = codec
@@ -77,8 +79,9 @@ class OpenAiFormat(AnswerFormat):
     def last_events(self, counted: Counted) -> bytes:
         """SGLang's `sglext`, then the counts, each in a chunk of its own, for clients that asked for it."""
         usage: Json = {"usage": self._usage(counted)} if self._tells_usage else {}
-        told = (self._extension(counted), usage)
-        chunks = ({**self._envelope(self.chunk_object), "choices": [], **fields} for fields in told if fields)
+        told = ((self.extension_choices, self._extension(counted)), ([], usage))
+        envelope = self._envelope(self.chunk_object)
+        chunks = ({**envelope, "choices": choices, **fields} for choices, fields in told if fields)
         return b"".join(map(event, chunks)) + DONE
 
     def _envelope(self, kind: str) -> Json:

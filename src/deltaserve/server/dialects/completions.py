@@ -66,6 +66,8 @@ class CompletionFormat(OpenAiFormat):
     whole_object = "text_completion"
     chunk_object = "text_completion"
     prompt_at_root = False
+    # sglang.bench_serving reads the first choice of whatever event comes, also where SGLang itself sends none.
+    extension_choices = ({"index": 0, "text": "", "logprobs": None, "finish_reason": None},)
 
     def __init__(self, codec: TextCodec, job: Job, fields: CompletionBody) -> None:
         super().__init__(codec, job, fields)
