@@ -35,10 +35,11 @@ test: $(READY) ## The checks, then all tests (half an hour on 2 cores)
 	@scripts/check
 	@scripts/test
 
-test-full: $(READY) ## As test, with the long property runs and the tests marked slow; then test-lowest
+test-full: $(READY) ## As test, with the long property runs and the tests marked slow; then test-lowest and all clients
 	@scripts/check
 	@scripts/test --full
 	@scripts/test-lowest
+	@$(PYTHON) -m tools.clients.client_table --print
 
 test-lowest: $(READY) ## The quick tests with the oldest dependencies that are allowed, in an environment of their own
 	@scripts/test-lowest

@@ -1,4 +1,4 @@
-"""Checks of one client, run by that client's own Python: `python -m tools.clients.with_openai URL MODEL`.
+"""Checks of one client, run by that client's own Python: `python -m tools.clients.with_openai URL MODEL PATH PAGE`.
 
 A line of JSON for each check: its name, and what went wrong or null.
 """
@@ -14,10 +14,15 @@ _MAX_TOLD = 200
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where the server is, and what its model is called."""
+    """Where the server is, and what it serves."""
 
     url: str
     model: str
+    """Its name."""
+    path: str
+    """Its folder or file."""
+    page: str
+    """The one origin whose pages may call the server."""
 
 
 Check = Callable[[Server], object]
@@ -34,13 +39,19 @@ WEATHER = "weather"
 
 def run(checks: list[Check]) -> None:
     """Each check in turn; ends the process."""
-    server = Server(*sys.argv[1:3])
+    server = server_of_argv()
     for check in checks:
         told = _told(check, server)
-        print(json.dumps({"check": _name(check), "told": told}), flush=True)
+        print(json.dumps({"check": name_of(check), "told": told}), flush=True)
 
 
-def _name(check: Check) -> str:
+def server_of_argv() -> Server:
+    """As the command line tells it."""
+    return Server(*sys.argv[1:])
+
+
+def name_of(check: Check) -> str:
+    """As the table has it."""
     return check.__name__.strip("_").replace("_", " ")
 
 

