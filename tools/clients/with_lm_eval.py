@@ -12,8 +12,14 @@ from typing import Any
 from tools.clients.harness import Check, Server, require, run
 
 _NUM_DOCUMENTS, _NUM_FACTS, _NUM_NAMES = 10, 8, 9
-"""So many names the model says when it is asked in a chat."""
-_CHOICE, _GENERATE = "recall_choice", "recall_generate"
+"""So many names the model says when it is asked in a chat; the first is the one asked for."""
+_CHOICE, _GENERATE, _CHAT = "recall_choice", "recall_generate", "recall_chat"
+_GENERATING: dict[str, Any] = {
+    "output_type": "generate_until",
+    "generation_kwargs": {"until": ["\n", ";", "?", ".", "Facts"], "max_gen_toks": _NUM_NAMES, "temperature": 0.0},
+    "filter_list": [{"name": "stripped", "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}]}],
+    "metric_list": [{"metric": "exact_match"}],
+}
 _TASKS: dict[str, dict[str, Any]] = {
     _CHOICE: {
         "output_type": "multiple_choice",
@@ -21,15 +27,8 @@ _TASKS: dict[str, dict[str, Any]] = {
         "doc_to_target": "right",
         "metric_list": [{"metric": "acc"}],
     },
-    _GENERATE: {
-        "output_type": "generate_until",
-        "doc_to_target": "{{chain}}",
-        "generation_kwargs": {"until": ["\n", ";", "?", ".", "Facts"], "max_gen_toks": _NUM_NAMES, "temperature": 0.0},
-        "filter_list": [
-            {"name": "stripped", "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}]}
-        ],
-        "metric_list": [{"metric": "exact_match"}],
-    },
+    _GENERATE: {**_GENERATING, "doc_to_target": "{{chain}}"},
+    _CHAT: {**_GENERATING, "doc_to_target": "{{chat}}"},
 }
 
 
@@ -39,11 +38,13 @@ def _document(names: list[str], rng: random.Random) -> dict[str, object]:
     facts = [f"{name} {cycle[at - _NUM_FACTS + 1]}" for at, name in enumerate(cycle)]
     rng.shuffle(facts)
     asked = rng.randrange(_NUM_FACTS)
-    chain = [cycle[(asked + 1 + step) % _NUM_FACTS] for step in range(_NUM_NAMES)]
+    said, *chain = [cycle[(asked + step) % _NUM_FACTS] for step in range(_NUM_NAMES + 1)]
     choices = [chain[0], *rng.sample([name for name in cycle if name != chain[0]], 3)]
     rng.shuffle(choices)
-    prompt = f"Facts: {'; '.join(facts)};? {cycle[asked]}"
-    return {"prompt": prompt, "chain": " ".join(chain), "choices": choices, "right": choices.index(chain[0])}
+    prompt = f"Facts: {'; '.join(facts)};? {said}"
+    right = choices.index(chain[0])
+    chat = " ".join([said, *chain[:-1]])
+    return {"prompt": prompt, "chain": " ".join(chain), "chat": chat, "choices": choices, "right": right}
 
 
 def _write_tasks(folder: Path, model: str) -> None:
@@ -97,7 +98,7 @@ def completions_generate_until_5_stops(server: Server) -> None:
 
 
 def chat_generate_until(server: Server) -> None:
-    require(_score(server, "chat/completions", (_GENERATE,), _GENERATE) == 1.0)
+    require(_score(server, "chat/completions", (_CHAT,), _CHAT) == 1.0)
 
 
 CHECKS: list[Check] = [completions_multiple_choice, completions_generate_until_5_stops, chat_generate_until]
