@@ -225,6 +225,31 @@ def test_content_may_look_like_a_call_for_long(name: str) -> None:
         assert not answers.allows(answer_of(name, Turn([call]))), call
 
 
+TREE: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "leaf": {"$ref": "#/$defs/Leaf"},
+        "twin": {"type": "object", "properties": {"in": {"$ref": "#/properties/leaf"}}, "additionalProperties": False},
+        "kids": {"type": "array", "items": {"$ref": "#"}},
+    },
+    "required": ["leaf"],
+    "additionalProperties": False,
+    "$defs": {"Leaf": {"enum": [1, 2]}},
+}
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml", "glm45", "pythonic", "llama3_json"])
+@pytest.mark.parametrize("beside", [True, False])
+def test_references_of_a_schema_are_to_the_whole_of_it(name: str, beside: bool) -> None:
+    """Also where a format writes its parts one by one."""
+    content = lark_grammar('start: "yes"') if beside else None
+    answers = Answers(name, shape(Calls.MAY if beside else Calls.MUST, content=content, tools={"f": TREE}))
+    for good in ({"leaf": 1}, {"leaf": 2, "twin": {"in": 1}, "kids": [{"leaf": 1, "kids": []}]}):
+        assert answers.allows(answer_of(name, Turn([Call("f", good)]))), good
+    for bad in ({"leaf": 3}, {"leaf": 1, "twin": {"in": 3}}, {"leaf": 1, "kids": [{}]}, {"leaf": 1, "kids": [1]}):
+        assert not answers.allows(answer_of(name, Turn([Call("f", bad)]))), bad
+
+
 def test_messages_with_channels() -> None:
     tokenizer = byte_level((EOS, *MARKERS))
     ids = {text: token for text in MARKERS if (token := tokenizer.token_to_id(text)) is not None}

@@ -15,6 +15,7 @@ _INNER = frozenset({"properties", "$defs", "definitions"})
 _SCHEMAS = frozenset({"items", "additionalProperties"})
 _LISTS = {"anyOf": "anyOf", "oneOf": "anyOf", "allOf": "allOf", "prefixItems": "prefixItems"}
 _REFERENCES = ("#/$defs/", "#/definitions/")
+_ROOT = "whole"
 _SPACES = r"\x20"
 """White space between the parts of JSON: one blank or none, as templates write calls."""
 TEXT = "/(?s:.*)/"
@@ -75,6 +76,13 @@ class CallGrammar:
     def json(self, schema: Mapping[str, object]) -> str:
         """JSON that satisfies a schema."""
         return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": _SPACES}}, ensure_ascii=False)
+
+    def json_part(self, schema: object, root: Mapping[str, object]) -> str:
+        """JSON that satisfies a part of a schema, whose references are to be looked up in the whole."""
+        own = schema if isinstance(schema, dict) else {}
+        if not _refers(own) and not _refers(root):
+            return self.json(own)
+        return self.json({"$defs": {_ROOT: _rooted(root)}, **_as_object(_rooted(own))})
 
     def rule(self, body: str, options: str = "") -> str:
         """A rule of its own; its name."""
@@ -165,6 +173,30 @@ def _literal(text: str, known: Mapping[str, int]) -> str:
         if found:
             return " ".join(filter(None, (_literal(before, known), f"<[{token}]>", _literal(after, known))))
     return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _refers(schema: object) -> bool:
+    if isinstance(schema, list):
+        return any(map(_refers, schema))
+    return isinstance(schema, dict) and ("$ref" in schema or any(map(_refers, schema.values())))
+
+
+def _rooted(schema: object) -> object:
+    """The same, its references to the root looked up in a definition."""
+    if isinstance(schema, list):
+        return list(map(_rooted, schema))
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _rooted(value) for key, value in schema.items()}
+    ref = schema.get("$ref")
+    if isinstance(ref, str) and ref.startswith("#"):
+        found["$ref"] = f"#/$defs/{_ROOT}{ref[1:]}"
+    return found
+
+
+def _as_object(schema: object) -> dict[str, object]:
+    assert isinstance(schema, dict), "it was one before"
+    return schema
 
 
 def loosened(schema: Mapping[str, object]) -> dict[str, object]:

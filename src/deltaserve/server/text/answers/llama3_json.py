@@ -20,10 +20,9 @@ def _write(grammar: CallGrammar) -> str:
         return grammar.some(grammar.one_json('{"name": "', '", "parameters": ', "}"), "; ")
     calls = []
     for name, schema in grammar.tools.items():
-        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        properties = {"name": {"const": name}, "parameters": schema}
-        call = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-        calls.append(grammar.json({**shared, **call}))
+        call = {"type": "object", "properties": {"name": {"const": name}, "parameters": schema}}
+        wanted = {**call, "required": ["name", "parameters"], "additionalProperties": False}
+        calls.append(grammar.json_part(wanted, schema))
     return grammar.some(grammar.any_of(calls), "; ")
 
 

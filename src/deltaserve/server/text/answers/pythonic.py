@@ -99,10 +99,9 @@ def _write(grammar: CallGrammar) -> str:
 
 def _calls(grammar: CallGrammar, before: str) -> Iterator[str]:
     for name, schema in grammar.tools.items():
-        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
 
-        def member(key: str, own: object, shared: Mapping[str, object] = shared) -> str:
-            return f"{grammar.literal(f'{key}=')} {grammar.json({**shared, **(own if isinstance(own, dict) else {})})}"
+        def member(key: str, own: object, root: Mapping[str, object] = schema) -> str:
+            return f"{grammar.literal(f'{key}=')} {grammar.json_part(own, root)}"
 
         yield f'{grammar.literal(f"{before}{name}(")} {grammar.members(schema, member, ", ")} ")"'
 

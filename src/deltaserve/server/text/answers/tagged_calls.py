@@ -166,5 +166,4 @@ def _value(grammar: CallGrammar, own: object, root: Schema, end: str) -> str:
             if texts
             else grammar.up_to(end)
         )
-    shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
-    return f"{grammar.json({**shared, **schema})} {grammar.literal(end)}"
+    return f"{grammar.json_part(schema, root)} {grammar.literal(end)}"
