@@ -81,7 +81,7 @@ from deltaserve.server.settings import ApiKey, ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
 from deltaserve.settings.config import Settings
 from deltaserve.settings.flags.options import read_options
-from deltaserve.settings.rules import is_loopback
+from deltaserve.settings.host_and_port import is_loopback
 from tests.fixtures.text_folder import write_text_folder
 from tests.ports import free_port
 from tests.server.oracle import OracleEngine

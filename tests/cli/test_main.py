@@ -194,6 +194,7 @@ def test_help_and_errors_load_neither_torch_nor_the_server() -> None:
     ("module", "unneeded"),
     [
         ("deltaserve.launch.serve", {"torch", "starlette", "uvicorn", "zmq"}),
+        ("deltaserve.process.front.front_process", {"torch", "numpy", "deltaserve.settings.config"}),
         ("deltaserve.process.worker.worker_process", {"torch", "starlette"}),
         ("deltaserve.process.worker.rank_process", {"torch", "starlette"}),
     ],

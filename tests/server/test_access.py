@@ -6,7 +6,7 @@ import pytest
 from deltaserve.core.ids import Namespace
 from deltaserve.server.settings import ApiKey, Right, ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
-from deltaserve.settings.rules import is_loopback
+from deltaserve.settings.host_and_port import is_loopback
 from tests.server.conftest import MODEL, live, served
 from tests.server.corpus import completion
 from tests.server.oracle import OracleEngine

@@ -7,7 +7,7 @@ import msgspec
 
 from deltaserve.process.front.front_spec import FrontSpec
 from deltaserve.settings.config import Settings
-from deltaserve.settings.rules import is_loopback
+from deltaserve.settings.host_and_port import is_loopback
 
 
 def front_specs(spec: FrontSpec, settings: Settings) -> list[FrontSpec]:

@@ -28,8 +28,8 @@ from deltaserve.process.front.front_process import run_front
 from deltaserve.process.front.front_spec import FrontWorker, front_child, write_front_spec
 from deltaserve.process.front.secrets import NO_CLUSTER_KEY, read_cluster_key
 from deltaserve.settings.config import Settings
+from deltaserve.settings.host_and_port import is_any, is_loopback
 from deltaserve.settings.resolve import shared_auto_values
-from deltaserve.settings.rules import is_any, is_loopback
 from deltaserve.settings.worker_list import parse_workers
 
 WAITS_FOR_OTHERS = RestartPolicy(start_timeout_s=math.inf)

@@ -23,8 +23,8 @@ from deltaserve.process.children.terminal import say, say_in_json
 from deltaserve.process.front.secrets import NO_CLUSTER_KEY, read_cluster_key
 from deltaserve.process.worker.worker_spec import encode_spec, worker_environment
 from deltaserve.settings.config import Settings
+from deltaserve.settings.host_and_port import is_loopback
 from deltaserve.settings.resolve import ResolvedConfig, auto_values, resolve
-from deltaserve.settings.rules import is_loopback
 from deltaserve.settings.worker_list import name_of
 from deltaserve.transports.registry import DataAddress, DataNetwork, TransportKind, transport_kind
 

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from starlette.types import Scope
 
 from deltaserve.server.settings import Right, ServerSettings
-from deltaserve.settings.rules import is_loopback
+from deltaserve.settings.host_and_port import is_loopback
 
 
 def allowed_hosts(settings: ServerSettings, right: Right) -> frozenset[str] | None:

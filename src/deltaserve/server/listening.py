@@ -20,7 +20,7 @@ from deltaserve.server.parse_turns import ParseTurns
 from deltaserve.server.protocol import PROBE_CONNECTIONS, ListenerState, protocol_factory
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.sockets import BACKLOG, listen_for_api, listen_on
-from deltaserve.settings.urls import authority
+from deltaserve.settings.host_and_port import authority
 
 _POLL_S = 0.05
 _OTHER_FILES = 1024

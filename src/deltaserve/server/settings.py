@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from deltaserve.core.ids import Namespace
-from deltaserve.settings.rules import is_loopback
+from deltaserve.settings.host_and_port import is_loopback
 
 
 class Right(Enum):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deltaserve.core.errors import ConfigError
 from deltaserve.server.settings import ServerSettings, TlsFiles
-from deltaserve.settings.urls import authority
+from deltaserve.settings.host_and_port import authority
 
 BACKLOG = 1024
 

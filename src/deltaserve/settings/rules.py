@@ -1,11 +1,11 @@
 """What settings may not stand together. Each rule names both values; rules that need facts are in resolve, and those of
 a branch in its own folder (launch/lacking.py asks for them)."""
 
-import ipaddress
 import json
 from collections.abc import Iterator
 
 from deltaserve.settings.config import MAX_WORKERS, Settings
+from deltaserve.settings.host_and_port import is_any, is_loopback
 from deltaserve.settings.kv_events import read_kv_events
 from deltaserve.settings.worker_list import parse_workers
 
@@ -16,21 +16,6 @@ def breaches(settings: Settings, command: str) -> Iterator[str]:
     """Each rule that `deltaserve COMMAND` would break."""
     for rule in (_paths, _modes, _ranks, _lengths, _speculation, _listeners, _kv_events, _logs):
         yield from rule(settings, command)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listener on `host`, a name or an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def is_any(host: str) -> bool:
-    """Whether a listener on `host` has every address of this machine, and none to be called by. A lone 0 is one too."""
-    return set(host) <= set("0.:")
 
 
 def _paths(settings: Settings, command: str) -> Iterator[str]:

@@ -3,16 +3,12 @@
 import re
 
 from deltaserve.settings.config import NetworkSettings
+from deltaserve.settings.host_and_port import authority
 
 _NETWORK = NetworkSettings()
 _LAST_PORT = 65535
 DEFAULT_URL = f"http://{_NETWORK.host}:{_NETWORK.port}"
 """URL of a server that was started without --host and --port."""
-
-
-def authority(host: str, port: int) -> str:
-    """Host and port as they stand in a URL."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def api_url(network: NetworkSettings) -> str:

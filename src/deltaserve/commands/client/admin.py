@@ -10,7 +10,7 @@ from deltaserve.commands.client.http_client import http_client
 from deltaserve.core.errors import ConfigError
 from deltaserve.launch.net_devices import interface_addresses
 from deltaserve.server.settings import ApiKey, Right
-from deltaserve.settings.rules import is_loopback
+from deltaserve.settings.host_and_port import is_loopback
 from deltaserve.settings.urls import admin_root, server_root
 
 _TIMEOUT_S = 10.0

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from deltaserve.core.errors import ConfigError
-from deltaserve.settings.rules import is_any, is_loopback
+from deltaserve.settings.host_and_port import is_any, is_loopback
 
 _NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 

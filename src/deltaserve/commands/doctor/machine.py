@@ -20,8 +20,8 @@ from deltaserve.launch.cgroup import read_limits, usable_cores
 from deltaserve.launch.compose import cpu_bytes
 from deltaserve.launch.net_devices import interface_addresses, net_devices
 from deltaserve.settings.config import Settings
-from deltaserve.settings.rules import is_loopback
-from deltaserve.settings.urls import authority, url_of
+from deltaserve.settings.host_and_port import authority, is_loopback
+from deltaserve.settings.urls import url_of
 
 _MIN_PYTHON = (3, 11)
 _LIBRARIES = ("torch", "pyzmq", "msgspec", "starlette", "uvicorn", "tokenizers", "safetensors", "xxhash")
