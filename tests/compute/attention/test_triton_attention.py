@@ -235,12 +235,16 @@ def test_random_worlds(process: KernelProcess, seed: int) -> None:
     run_in(process, check_against_plain, shape, lens, q_lens, sinks)
 
 
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[KernelProcess]:
+    yield from compiling_process()
+
+
 @pytest.fixture(params=[80, 90, 100])
-def sizes(request: pytest.FixtureRequest) -> tuple[list[int], list[int]]:
+def sizes(compiler: KernelProcess, request: pytest.FixtureRequest) -> tuple[list[int], list[int]]:
     """Bytes of shared memory of each kernel for small and for large tiles; compiled outside a test's time limit."""
-    for process in compiling_process():
-        small = run_in(process, compiled_sizes, Target(request.param, 128, 128, 4))
-        large = run_in(process, compiled_sizes, Target(request.param, 576, 512, 16))
+    small = run_in(compiler, compiled_sizes, Target(request.param, 128, 128, 4))
+    large = run_in(compiler, compiled_sizes, Target(request.param, 576, 512, 16))
     return small, large
 
 
