@@ -56,6 +56,7 @@ def test_every_extra_is_used() -> None:
         "mooncake",
         "plot",
         "uvloop",
+        "otel",
         "triton",
         "flashinfer",
         "deploy",
