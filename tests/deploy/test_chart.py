@@ -1,5 +1,6 @@
 """The Helm chart: what it renders is valid, fits together, and starts deltaserve by flags that there are."""
 
+import os
 import re
 import socket
 import subprocess
@@ -11,11 +12,12 @@ import pytest
 import yaml
 
 import deltaserve
+from deltaserve.core.errors import ConfigError
+from deltaserve.process.front.secrets import read_cluster_key
 from deltaserve.settings.config import Settings
 from tests.deploy.lines import settings_of
 from tests.deploy.rendered import (
     CHART,
-    NO_HELM,
     Helm,
     Json,
     case,
@@ -26,7 +28,6 @@ from tests.deploy.rendered import (
     pods,
     selects,
     set_all,
-    unpack_helm,
 )
 from tests.deploy.running import MODEL, Release, make_keys, running
 from tests.ports import free_ports
@@ -36,14 +37,6 @@ PARTS = ("prefill", "decode", "router")
 LIFE_S = 10
 """Seconds for processes to end once requests have: docs/operations.md."""
 Objects = list[Json]
-
-
-@pytest.fixture(scope="module")
-def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    program = unpack_helm(tmp_path_factory.mktemp("helm"))
-    if program is None:
-        pytest.skip(NO_HELM)
-    return Helm(program)
 
 
 @pytest.fixture(scope="module")
@@ -270,6 +263,22 @@ def test_keys_are_mounted_so_that_only_root_and_the_pods_group_can_read_them(obj
             secret = mounts[folder]["secret"]
             assert secret["defaultMode"] == 0o400
             assert [item["path"] for item in secret["items"]] == [file]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can lay files as the kubelet does: they are root's")
+def test_a_key_as_the_kubelet_lays_it_is_read(tmp_path: Path) -> None:
+    """Files in a folder of their own behind two links; root:fsGroup, group-readable."""
+    (tmp_path / "..2026_11_26").mkdir()
+    file = tmp_path / "..2026_11_26" / "cluster.key"
+    file.write_text("k" * 48)
+    os.chown(file, 0, 10001)
+    file.chmod(0o440)
+    (tmp_path / "..data").symlink_to("..2026_11_26")
+    (tmp_path / "cluster.key").symlink_to("..data/cluster.key")
+    assert read_cluster_key(tmp_path / "cluster.key") == b"k" * 48
+    file.chmod(0o444)
+    with pytest.raises(ConfigError, match="others can reach it"):
+        read_cluster_key(tmp_path / "cluster.key")
 
 
 def test_pods_have_the_time_to_drain(objects: Objects) -> None:
