@@ -36,6 +36,7 @@ def test_a_client_that_is_gone_has_no_row() -> None:
 
 
 def test_the_page_is_what_would_be_written() -> None:
-    """Its words are those of the program, its rows those of clients."""
+    """Its words are those of the program, and every client has a row."""
     page = PAGE.read_text()
     assert page == page_of([], list(CLIENTS), page)
+    assert all(f"\n| {name} |" in page and f"\n- {name}: " in page for name in CLIENTS)

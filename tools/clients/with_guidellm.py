@@ -27,7 +27,8 @@ def _benchmark(server: Server, profile: str, backend: str = "") -> None:
         (benchmark,) = json.loads(report.read_text())["benchmarks"]
     # Not the totals of its metrics: those are of the requests within the time that it measured.
     state = benchmark["scheduler_state"]
-    require(state["created_requests"] == state["successful_requests"] == _NUM_REQUESTS, state)
+    counts = {what: state[f"{what}_requests"] for what in ("created", "successful", "errored", "cancelled")}
+    require(counts["created"] == counts["successful"] == _NUM_REQUESTS, (counts, benchmark["requests"]["errored"][:1]))
     metrics: dict[str, Any] = benchmark["metrics"]
     output = metrics["output_token_count"]["successful"]
     require(output["mean"] == _OUTPUT_LEN, output)
