@@ -1,13 +1,15 @@
 """RouterEngine: FrontCore with real sockets, real time and real clients.
 
 All of it runs in one event loop: frames come from the links' callback, time from one timer, clients are async
-generators. FrontCore decides; this file performs.
+generators. FrontCore decides; this file performs. Moments are read from the clock, not from the loop: uvloop's time
+stands still while it runs callbacks, and counts whole milliseconds.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from time import monotonic
 from typing import assert_never
 
 from deltaserve.control.front.client import EngineStats, Generation, Limits, OutputDelta, RoleAnswer, RoleRefused
@@ -59,7 +61,7 @@ class RouterEngine:
         self._due: float | None = None
         """When `_timer` ticks. The handle may not tell: uvloop's for a time that has passed does not."""
         self._num_ticks = 0
-        self._ticked_at = self._loop.time()
+        self._ticked_at = monotonic()
         self._num_errors = 0
         self._used: dict[PeerName, bool] = {}
         """Worker |-> whether it took rooms when last looked at; absent: not since it started."""
@@ -69,13 +71,13 @@ class RouterEngine:
         self.breached = asyncio.Event()
         """Set when two counts disagree: the process should drain and end."""
         self._is_closed = False
-        self._perform(self._core.start(self._loop.time()))
+        self._perform(self._core.start(monotonic()))
 
     # ------------------------------------------------------------ the client's side
 
     async def generate(self, generation: Generation) -> AsyncGenerator[OutputDelta, None]:
         """Deltas of one generation, as request.client.Engine says. A slow reader gets fewer, larger deltas."""
-        actions = self._core.submit(generation, self._loop.time())
+        actions = self._core.submit(generation, monotonic())
         stream = self._streams[generation.room] = Stream()
         try:
             self._perform(actions)
@@ -86,7 +88,7 @@ class RouterEngine:
                     return
         finally:
             del self._streams[generation.room]
-            self._perform(self._core.cancel(generation.room, FailReason.CANCELLED, self._loop.time()))
+            self._perform(self._core.cancel(generation.room, FailReason.CANCELLED, monotonic()))
 
     def finish(self, room: Room, output_len: int) -> None:
         """End a room early, as request.client.Engine says. Raises ValueError when more is to be kept than was
@@ -95,7 +97,7 @@ class RouterEngine:
 
     def cancel(self, room: Room, reason: FailReason) -> None:
         """End a room from outside; its client gets RequestFailed with the reason. Nothing when it is over."""
-        self._perform(self._core.cancel(room, reason, self._loop.time()))
+        self._perform(self._core.cancel(room, reason, monotonic()))
 
     def flush_cache(self) -> dict[str, int]:
         """Empty the workers' trees, as request.client.Engine says."""
@@ -142,20 +144,20 @@ class RouterEngine:
             self._handle(WorkerLeaves(name, self._leave_grace_s if grace_s is None else grace_s))
 
     def limits(self) -> Limits | None:
-        return self._core.limits(self._loop.time())
+        return self._core.limits(monotonic())
 
     def alive(self) -> str | None:
         """Why the front counts as dead; None: its timer runs at least with every heartbeat."""
-        still_s = self._loop.time() - self._ticked_at
+        still_s = monotonic() - self._ticked_at
         return None if still_s < _STILL_S else f"the front's control plane made no tick for {still_s:.0f} s"
 
     def ready(self) -> str | None:
-        reason = self._breach or self._core.ready() or self._core.doubt(self._loop.time())
+        reason = self._breach or self._core.ready() or self._core.doubt(monotonic())
         complaints = (f"{name}: {complaint}" for name, complaint in self._links.links.complaints.items())
         return reason if reason is None else "; ".join([reason, *self._halts(), *complaints])
 
     def refusal(self) -> str | None:
-        return self._breach or self._core.refusal(self._loop.time())
+        return self._breach or self._core.refusal(monotonic())
 
     def stats(self) -> EngineStats:
         return replace(
@@ -202,7 +204,7 @@ class RouterEngine:
             return
         self._core.drain()
         for room in list(self._streams):
-            self._perform(self._core.cancel(room, FailReason.DRAINING, self._loop.time()))
+            self._perform(self._core.cancel(room, FailReason.DRAINING, monotonic()))
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -225,15 +227,15 @@ class RouterEngine:
             _log.exception("bug: while handling %s", what)
 
     def _handle(self, event: FrontEvent) -> None:
-        self._perform(self._core.handle(event, self._loop.time()))
+        self._perform(self._core.handle(event, monotonic()))
 
     def _tick(self) -> None:
         """A bug met here must not stop time."""
         self._timer = None
         self._num_ticks += 1
-        self._ticked_at = self._loop.time()
+        self._ticked_at = monotonic()
         try:
-            self._perform(self._core.tick(self._loop.time()))
+            self._perform(self._core.tick(monotonic()))
         except Exception:
             self._num_errors += 1
             _log.exception("bug: while handling a timer")
@@ -294,7 +296,7 @@ class RouterEngine:
         """A first Submit that could not leave ends its room now. The loss of others is noticed by repeats."""
         if self._links.send(peer, envelope) or not isinstance(envelope.body, Submit) or envelope.body.epoch > 1:
             return
-        self._perform(self._core.cancel(Room(envelope.body.room), FailReason.OVERLOADED, self._loop.time()))
+        self._perform(self._core.cancel(Room(envelope.body.room), FailReason.OVERLOADED, monotonic()))
 
     def _set_timer(self) -> None:
         when = self._core.next_timer()
