@@ -245,7 +245,7 @@ def delete(case: Case, to: Path) -> None:
 
 def python(tree: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *argv],
+        [sys.executable, "-B", *argv],  # tables of one size and second pass for one when compiled
         cwd=tree,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{tree / 'src'}:{tree}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
