@@ -103,7 +103,7 @@ def test_every_stage_has_documents_without_noise() -> None:
 
 
 def test_the_curriculum_moves_on_when_accurate_and_looks_back() -> None:
-    curriculum = Curriculum(STAGES, Random(0))
+    curriculum = Curriculum(len(STAGES), Random(0))
     for _ in range(500):
         curriculum.record(0, 0.9)
     assert curriculum.level == 0

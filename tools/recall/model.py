@@ -18,10 +18,10 @@ _FIRST_DECAY = 0.02
 a few tokens."""
 
 
-def make_kv_model() -> Any:
-    """A `Qwen3ForCausalLM` with fresh weights from torch's global generator: 0.45 M parameters, float32."""
+def make_kv_model(vocab_size: int = VOCAB) -> Any:
+    """A `Qwen3ForCausalLM` with fresh weights from torch's global generator: 0.45 M parameters by default, float32."""
     config = Qwen3Config(
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=2,

@@ -4,6 +4,7 @@ No merges and no download; `decode(encode(text)) == text` for every text. A name
 as words do in ordinary vocabularies, so facts can be typed: ` rada ruga; ruga buse;`.
 """
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -44,20 +45,25 @@ def byte_alphabet() -> list[str]:
 
 def build_tokenizer(max_len: int) -> Any:
     """A `PreTrainedTokenizerFast` with the chat template, ready for `save_pretrained`."""
+    tokenizer = word_tokenizer(SPECIALS, (*ROLES, *(" " + name for name in names())), CHAT_TEMPLATE, max_len)
+    assert tokenizer.convert_tokens_to_ids(" " + names()[0]) == FIRST_NAME
+    return tokenizer
+
+
+def word_tokenizer(specials: Sequence[str], words: Sequence[str], template: str, max_len: int) -> Any:
+    """Every byte is a token, then come `specials`, SPECIALS first, and `words`, each one token wherever it occurs."""
     vocabulary = {character: byte for byte, character in enumerate(byte_alphabet())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
-    words = (*ROLES, *(" " + name for name in names()))
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials])
     tokenizer.add_tokens([AddedToken(word, special=False, normalized=False) for word in words])
-    assert tokenizer.token_to_id(" " + names()[0]) == FIRST_NAME
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,
         eos_token=IM_END,
         pad_token=PAD,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=template,
         model_max_length=max_len,
         clean_up_tokenization_spaces=False,
     )

@@ -1,10 +1,10 @@
-"""Train a micro-model through a curriculum of growing documents, within a budget of CPU seconds."""
+"""Train a micro-model through a curriculum of growing documents or conversations."""
 
 import math
 import time
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -29,23 +29,38 @@ VARIED = Variety(chat=0.2, round_trip=0.2)
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """Everything the weights depend on. Equal recipes on equal machines give equal weights."""
+class Pace:
+    """How fast a model learns, and for how long."""
 
     seed: int = 0
     num_steps: int = 1700
     peak_lr: float = 2e-3
     warmup_steps: int = 100
+
+
+class Draw(Protocol):
+    """Draws the rows of a step at `level`; `reached`: the hardest level so far."""
+
+    def __call__(self, rng: Random, level: int, reached: int) -> Batch: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe(Pace):
+    """Everything the weights depend on. Equal recipes on equal machines give equal weights."""
+
     stages: tuple[Stage, ...] = STAGES
     variety: Variety = VARIED
     """From the second stage on; the first has none, so that the lookup itself is learnt first."""
+
+    def draw(self, rng: Random, level: int, reached: int) -> Batch:
+        return make_batch(rng, self.stages[level], self.variety if reached else Variety())
 
 
 class Curriculum:
     """Chooses each step's stage: moves on once the running accuracy is high, and goes back now and then."""
 
-    def __init__(self, stages: tuple[Stage, ...], rng: Random) -> None:
-        self._stages = stages
+    def __init__(self, num_stages: int, rng: Random) -> None:
+        self._num_stages = num_stages
         self._rng = rng
         self._accuracy = 0.0
         self._steps_here = 0
@@ -62,28 +77,33 @@ class Curriculum:
             return
         self._accuracy += 0.05 * (accuracy - self._accuracy)
         self._steps_here += 1
-        if self._accuracy > 0.985 and self._steps_here > 60 and self.level + 1 < len(self._stages):
+        if self._accuracy > 0.985 and self._steps_here > 60 and self.level + 1 < self._num_stages:
             self.level, self._accuracy, self._steps_here = self.level + 1, 0.0, 0
 
 
-def learning_rate(recipe: Recipe, step: int) -> float:
+def learning_rate(pace: Pace, step: int) -> float:
     """Linear warm-up, then half a cosine down to 2 % of the peak."""
-    warmup = min(1.0, (step + 1) / recipe.warmup_steps)
-    cosine = 0.5 * (1 + math.cos(math.pi * step / recipe.num_steps))
-    return recipe.peak_lr * warmup * (0.02 + 0.98 * cosine)
+    warmup = min(1.0, (step + 1) / pace.warmup_steps)
+    cosine = 0.5 * (1 + math.cos(math.pi * step / pace.num_steps))
+    return pace.peak_lr * warmup * (0.02 + 0.98 * cosine)
 
 
 def train(model: Any, recipe: Recipe) -> float:
+    """Train on documents; see `learn`."""
+    return learn(model, recipe, len(recipe.stages), recipe.draw)
+
+
+def learn(model: Any, pace: Pace, num_stages: int, draw: Draw) -> float:
     """Train in place and return the CPU seconds it took. Prints a line every 50 steps."""
     began_s = time.process_time()
-    rng = Random(recipe.seed)
-    curriculum = Curriculum(recipe.stages, rng)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.peak_lr, betas=(0.9, 0.98), weight_decay=0.01)
-    for step in range(recipe.num_steps):
+    rng = Random(pace.seed)
+    curriculum = Curriculum(num_stages, rng)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=pace.peak_lr, betas=(0.9, 0.98), weight_decay=0.01)
+    for step in range(pace.num_steps):
         level = curriculum.choose()
-        batch = make_batch(rng, recipe.stages[level], recipe.variety if curriculum.level else Variety())
+        batch = draw(rng, level, curriculum.level)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(recipe, step)
+            group["lr"] = learning_rate(pace, step)
         loss, accuracy = _step(model, optimizer, batch)
         curriculum.record(level, accuracy)
         if step % 50 == 49:
