@@ -214,7 +214,7 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     *(
         ("serve", [M, flag, parser], (f"{flag} '{parser}'", "auto, none, harmony, deepseek_v3"))
         for flag in ("--tool-call-parser", "--reasoning-parser")
-        for parser in ("kimi_k2", "x", "")
+        for parser in ("internlm", "x", "")
     ),
     ("serve", [M, "--tool-call-parser", "think"], ("--tool-call-parser 'think'", "auto, none, harmony")),
     ("serve", [M, "--reasoning-parser", "pythonic"], ("--reasoning-parser 'pythonic'", "auto, none, harmony")),
