@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.test_branches import ROOT, SRC, TABLE, copied, python
+from tests.test_branches import ROOT, SRC, TABLE, TESTS, copied, python
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB, LAYERS = 64, 96, 4, 2, 16, 272, 2
 CONFIG = {
@@ -260,7 +260,7 @@ def write_folder(addition: Addition, folder: Path) -> Path:
 
 def grown(addition: Addition, to: Path) -> Path:
     """A copy of the tree with it."""
-    copied(to)
+    copied(to, *TESTS)
     for path, text in addition.files.items():
         (to / "src" / "deltaserve" / path).write_text(text)
     table = (to / TABLE).read_text()
