@@ -243,7 +243,7 @@ def test_a_gap_in_events_asks_for_a_snapshot_once_a_second() -> None:
 
 def test_workers_may_come_later() -> None:
     cluster = Cluster(())
-    assert cluster.front.ready() == "no prefill and decode worker configured"
+    assert cluster.front.ready() == "no prefill and no decode worker is known"
     for name in ("decode-0", "prefill-0"):
         cluster.boots[PeerName(name)] = Boot(5)
         cluster.up(member(name))

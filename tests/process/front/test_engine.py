@@ -13,7 +13,7 @@ from deltaserve.control.front.client import Engine, Generation, OutputDelta
 from deltaserve.control.front.events import FrontConfig
 from deltaserve.control.front.front_core import FrontCore
 from deltaserve.core.errors import FailReason, IntegrityError, RequestFailed
-from deltaserve.core.ids import Boot, PeerName
+from deltaserve.core.ids import Boot, PeerName, Role
 from deltaserve.core.tokens import pack_u32
 from deltaserve.core.wire.messages import Cancel, Facts, Finish, FinishReason, Flush, Hello, Submit
 from deltaserve.process.front.router_engine import RouterEngine
@@ -313,6 +313,26 @@ def test_a_room_without_a_token_moves_to_the_other_decode_worker() -> None:
             assert isinstance(deltas, list) and deltas[0].tokens == (4,)
 
     asyncio.run(scenario())
+
+
+def test_one_that_does_not_fit_and_one_that_never_answered_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Also while others serve, so that nobody asks why."""
+    other = Hello(role="decode", compat=COMPAT | {"dtype": "bfloat16"}, facts=facts())
+
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h:
+            h.workers["decode-1"] = ScriptedWorker("decode-1", 200, hello=other)
+            h.engine.add_worker("decode-1", Role.DECODE, h["decode-1"].member.url or "")
+            h.engine.add_worker("decode-2", Role.DECODE, "tcp://127.0.0.1:1")
+            await until(lambda: any("decode-1 is not used: does not fit" in text for text in caplog.messages))
+            assert "bfloat16" in caplog.text
+            assert h.engine.ready() is None
+            for name in ("decode-1", "decode-2"):
+                h.engine.remove_worker(name, 0.0)
+            await until(lambda: {"decode-1 has left", "decode-2 has left"} <= set(caplog.messages))
+
+    with caplog.at_level("INFO", "deltaserve.process.front"):
+        asyncio.run(scenario())
 
 
 def test_an_incompatible_pair_is_reported_with_both_values() -> None:

@@ -49,6 +49,8 @@ def test_a_peer_of_another_cluster_is_told_of(
         turn(1, listener, dialer)
     assert caplog.text.count("ends every handshake") == 1
     assert "ends every handshake: another cluster key there" in dialer.complaints[PREFILL]
+    dialer.hang_up(PREFILL)
+    assert not dialer.complaints, "whoever was sent away is nobody's trouble"
 
 
 def test_a_peer_that_is_not_there_is_not_refused(make_links: MakeLinks, caplog: pytest.LogCaptureFixture) -> None:

@@ -212,7 +212,10 @@ class Workers:
         """Why no room can be taken: every worker that takes none, and why. None when there is a pair."""
         if self.of(Role.UNIFIED) or (self.of(Role.PREFILL) and self.of(Role.DECODE)):
             return None
-        return "; ".join(w.describe() for w in self if not w.takes_rooms) or "no prefill and decode worker configured"
+        roles = {worker.role for worker in self}
+        missing = [role.value for role in (Role.PREFILL, Role.DECODE) if not {role, Role.UNIFIED} & roles]
+        absent = [f"no {' and no '.join(missing)} worker is known"] if missing else []
+        return "; ".join([*(w.describe() for w in self if not w.takes_rooms), *absent])
 
     def takers(self, now: float) -> list[Worker]:
         """Workers that take rooms now, or will soon."""

@@ -65,6 +65,8 @@ class RouterEngine:
         self._num_errors = 0
         self._used: dict[PeerName, bool] = {}
         """Worker |-> whether it took rooms when last looked at; absent: not since it started."""
+        self._refusals: dict[PeerName, str | None] = {}
+        """Every worker that was there when last looked at |-> why it is not used."""
         self._halted: dict[PeerName, int] = {}
         """Worker |-> its process, which neither works nor ends."""
         self._breach: str | None = None
@@ -246,9 +248,7 @@ class RouterEngine:
 
     def _tell_changes(self) -> None:
         """Log which worker gets no requests any more, and why, and when it gets them again."""
-        for name in [name for name in self._used if self._core.workers.get(name) is None]:
-            del self._used[name]
-            _log.info("%s has left", name)
+        self._tell_membership()
         for worker in self._core.workers:
             was_used, is_used = self._used.get(worker.name), worker.takes_rooms
             if was_used and not is_used:
@@ -259,6 +259,17 @@ class RouterEngine:
                 _log.info("requests go to %s again", worker.name)
             if is_used or was_used is not None:
                 self._used[worker.name] = is_used
+
+    def _tell_membership(self) -> None:
+        """Log who has left, and who does not fit and why: others may serve without it, so that nobody asks."""
+        refusals = {worker.name: worker.refusal for worker in self._core.workers}
+        for name in self._refusals.keys() - refusals.keys():
+            self._used.pop(name, None)
+            _log.info("%s has left", name)
+        for name, refusal in refusals.items():
+            if refusal is not None and refusal != self._refusals.get(name):
+                _log.warning("%s is not used: %s", name, refusal)
+        self._refusals = refusals
 
     def _check(self) -> None:
         """A breach of accounting is reported and ends service in order; it fails no request."""

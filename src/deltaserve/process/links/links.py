@@ -108,6 +108,7 @@ class Links:
         """Forget how to reach `peer`. Frames already accepted still leave within half a second."""
         self._close_dialled(peer)
         self._refused.pop(peer, None)
+        self._complaints.pop(peer, None)
         self._routes.pop(peer, None)
 
     def _close_dialled(self, peer: PeerName) -> None:
