@@ -16,8 +16,11 @@ _SCHEMAS = frozenset({"items", "additionalProperties"})
 _LISTS = {"anyOf": "anyOf", "oneOf": "anyOf", "allOf": "allOf", "prefixItems": "prefixItems"}
 _REFERENCES = ("#/$defs/", "#/definitions/")
 _ROOT = "whole"
-_SPACES = r"\x20"
-"""White space between the parts of JSON: one blank or none, as templates write calls."""
+_JSON_FORM = {"whitespace_flexible": False, "item_separator": r",\x20?", "key_separator": r":\x20?"}
+"""White space in JSON: one blank or none behind a comma or colon, as templates write calls. Were it free elsewhere, what
+follows a literal would not be known from the literal on, and tokens that span both would be masked."""
+_AS_CONTENT = {"whitespace_pattern": r"\x20"}
+"""Where content may be JSON as well, which has white space anywhere: what a call is told by must be read alike."""
 TEXT = "/(?s:.*)/"
 
 
@@ -75,7 +78,8 @@ class CallGrammar:
 
     def json(self, schema: Mapping[str, object]) -> str:
         """JSON that satisfies a schema."""
-        return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": _SPACES}}, ensure_ascii=False)
+        form = _AS_CONTENT if self.beside_content else _JSON_FORM
+        return "%json " + json.dumps({**schema, "x-guidance": form}, ensure_ascii=False)
 
     def json_part(self, schema: object, root: Mapping[str, object]) -> str:
         """JSON that satisfies a part of a schema, whose references are to be looked up in the whole."""
