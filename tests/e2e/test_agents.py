@@ -84,6 +84,24 @@ def test_a_call_that_nobody_takes_stays_in_the_content(server: Server) -> None:
     assert f'{{"name": "{name}", "arguments": ' in messages[1]["content"]
 
 
+def test_a_call_by_a_grammar_is_the_one_that_the_model_makes(server: Server) -> None:
+    """One call at a time is a grammar: what the model would write is in it, token by token."""
+    conversations = known(seed=13, count=4, shape=LONG, wanted=is_long)
+    for conversation in conversations:
+        at = next(at for at in conversation.steps() if kind_of(conversation, at) is Kind.CALL)
+        asked = {
+            "model": server.model,
+            "messages": [*conversation.messages[:at]],
+            "tools": [tool.as_json() for tool in conversation.tools],
+            "parallel_tool_calls": False,
+            "temperature": 0,
+            "max_tokens": 100,
+        }
+        reply = server.http.post("/v1/chat/completions", json=asked)
+        assert reply.status_code == 200, reply.text
+        assert right(reply.json()["choices"][0]["message"]) == right(conversation.messages[at])
+
+
 def test_agents_at_once_when_a_decode_worker_is_killed(folder: Path) -> None:
     """Eight of all dialects; the worker dies while some stream of it is under way."""
     conversations = known(seed=12, count=NUM_AGENTS, shape=LONG, wanted=is_long)
