@@ -41,6 +41,7 @@ def test_a_service_is_a_worker_at_each_address() -> None:
         ("10.0.0.1:8998", "is no worker such as prefill@10.0.0.1:8998"),
         ("unified@10.0.0.1:8998", "is no worker"),
         ("prefill@10.0.0.1", "is no worker"),
+        ("decode@a:\u0663", "is no worker"),
         ("prefill@10.0.0.1:0", "port must be from 1 to 65535"),
         ("prefill@10.0.0.1:65536", "port must be from 1 to 65535"),
         ("=prefill@10.0.0.1:8998", "is no worker"),

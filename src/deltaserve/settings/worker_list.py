@@ -2,17 +2,18 @@
 that has a name of its own, `name=role@host:port`."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from deltaserve.core.ids import Role
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
-_PLACE = r"(?:prefill|decode)@[A-Za-z0-9][A-Za-z0-9.-]{0,252}:\d{1,5}"
+_PLACE = r"(?:prefill|decode)@[A-Za-z0-9][A-Za-z0-9.-]{0,252}:[0-9]{1,5}"
 WORKER_PATTERN = f"(?:{_NAME}=)?{_PLACE}"
 SERVICE_PATTERN = _PLACE
 NAME_PATTERN = _NAME
-_ENTRY = re.compile(rf"(?:({_NAME})=)?(prefill|decode)@([A-Za-z0-9][A-Za-z0-9.-]{{0,252}}):(\d{{1,5}})")
+_ENTRY = re.compile(rf"(?:({_NAME})=)?(prefill|decode)@([A-Za-z0-9][A-Za-z0-9.-]{{0,252}}):([0-9]{{1,5}})")
 _HIGHEST_PORT = 65535
 
 
@@ -62,8 +63,8 @@ def parse_workers(text: str) -> tuple[WorkerEntry, ...]:
     """
     entries = tuple(parse_worker(entry) for line in text.splitlines() for entry in _entries(line))
     for words in ([entry.name for entry in entries], [entry.address for entry in entries]):
-        for word in words:
-            if words.count(word) > 1:
+        for word, count in Counter(words).items():
+            if count > 1:
                 raise ValueError(f"{word}: listed twice")
     return entries
 

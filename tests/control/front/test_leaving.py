@@ -2,6 +2,8 @@
 
 import pytest
 
+from deltaserve.control.front.events import WorkerUp
+from deltaserve.control.front.workers import MOST_WORKERS
 from deltaserve.control.peer.link import HangUp
 from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import PeerName
@@ -151,6 +153,17 @@ def test_one_that_ends_while_it_leaves_is_a_death_as_any(is_seen: bool) -> None:
     cluster.run_until(cluster.now + 1.0, heartbeats_of=[n for n in NAMES if n != name])
     assert name not in known(cluster)
     assert cluster.failure(1) is None
+
+
+def test_there_is_a_most_of_them() -> None:
+    cluster = four()
+    for number in range(MOST_WORKERS - len(NAMES)):
+        cluster.up(member(f"prefill-{number + 2}"))
+    with pytest.raises(ValueError, match="at most 256 workers"):
+        cluster.front.handle(WorkerUp(member("prefill-1000")), cluster.now)
+    cluster.up(member("prefill-0"))
+    cluster.leave("prefill-2")
+    cluster.up(member("prefill-1000"))
 
 
 def test_nobody_is_expected_back_that_left() -> None:

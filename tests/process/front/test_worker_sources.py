@@ -56,6 +56,11 @@ async def test_a_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pyte
         await _until(lambda: "is no worker" in caplog.text)
         path.write_bytes(b"\xff\xfe")
         await _until(lambda: "utf-8" in caplog.text)
+        path.write_text("# nobody\n")  # an editor that writes in place passes through it
+        await _until(lambda: "names no worker" in caplog.text)
+        path.unlink()
+        os.mkfifo(path)
+        await _until(lambda: "no regular file" in caplog.text)
         path.unlink()
         await _until(lambda: caplog.text.count("No such file") == 2)
         assert len(heard.names) == 2, "what cannot be read changes nothing"

@@ -48,6 +48,8 @@ STATE_WORDS = {
     PeerState.LOST: "lost",
 }
 """A worker's link, as users are told of it."""
+MOST_WORKERS = 256
+"""Workers of one front: each decode worker is told of all prefill workers, whenever one joins."""
 
 
 @dataclass(slots=True)
@@ -239,9 +241,12 @@ class Workers:
         self._next_beat = now + self._config.heartbeat_s
 
     def register(self, member: Member, now: float) -> None:
-        """A worker is known to listen there now. Raises ValueError when it had another role, or nobody says where."""
+        """A worker is known to listen there now. Raises ValueError when it had another role, nobody says
+        where, or there are too many."""
         name, address = member.name, member.address
         worker = self._workers.get(name)
+        if worker is None and len(self._workers) >= MOST_WORKERS:
+            raise ValueError(f"{name} is one too many: a front knows at most {MOST_WORKERS} workers")
         if worker is None:
             worker = self._workers[name] = Worker(member, self.table.get(name))
         if worker.member.role is not member.role:

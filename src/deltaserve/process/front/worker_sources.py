@@ -7,7 +7,9 @@ any ready worker, and a name server that has just lost it, look the same.
 
 import asyncio
 import logging
+import os
 import socket
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,12 +67,21 @@ async def watch_file(path: Path, listener: Listener, every_s: float = FILE_EVERY
 
 
 def read_list(path: Path) -> tuple[WorkerEntry, ...]:
-    """What the file names now. Raises OSError; ValueError where it is no list."""
-    with path.open("rb") as file:
+    """What the file names now. Raises OSError; ValueError where it is no list.
+
+    One that names nobody is none: an editor that writes in place passes through it, and who wants no worker has calls.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would be waited for
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("no regular file")
         content = file.read(_MOST_FILE_BYTES + 1)
     if len(content) > _MOST_FILE_BYTES:
         raise ValueError(f"more than {_MOST_FILE_BYTES} bytes")
-    return parse_workers(content.decode())
+    entries = parse_workers(content.decode())
+    if not entries:
+        raise ValueError("names no worker")
+    return entries
 
 
 def look_up(service: WorkerEntry) -> tuple[WorkerEntry, ...]:

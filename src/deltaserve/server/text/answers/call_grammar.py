@@ -17,8 +17,8 @@ _LISTS = {"anyOf": "anyOf", "oneOf": "anyOf", "allOf": "allOf", "prefixItems": "
 _REFERENCES = ("#/$defs/", "#/definitions/")
 _ROOT = "whole"
 _JSON_FORM = {"whitespace_flexible": False, "item_separator": r",\x20?", "key_separator": r":\x20?"}
-"""White space in JSON: one blank or none behind a comma or colon, as templates write calls. Were it free elsewhere, what
-follows a literal would not be known from the literal on, and tokens that span both would be masked."""
+"""White space in JSON: one blank or none behind a comma or colon, as templates write calls. Were it free elsewhere,
+what follows a literal would not be known from the literal on, and tokens that span both would be masked."""
 _AS_CONTENT = {"whitespace_pattern": r"\x20"}
 """Where content may be JSON as well, which has white space anywhere: what a call is told by must be read alike."""
 TEXT = "/(?s:.*)/"
