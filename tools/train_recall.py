@@ -6,7 +6,6 @@ python -m tools.train_recall models/recall-micro --evaluate-only
 """
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from tools.recall.evaluate import Exam, grade, kv_exams, state_exams
 from tools.recall.model import MAX_LEN, make_kv_model, make_state_model
 from tools.recall.rows import Variety
 from tools.recall.tokenizer import build_tokenizer
-from tools.recall.train import STATE_STAGES, Recipe, train
+from tools.recall.train import STATE_STAGES, Recipe, save, train
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +65,7 @@ def make(kind: Kind, folder: Path) -> None:
     model = kind.make_model()
     cpu_s = train(model, kind.recipe)
     scores = evaluate(model, kind)
-    model.save_pretrained(folder)
-    build_tokenizer(MAX_LEN).save_pretrained(folder)
-    report = {
-        "made_by": "python -m tools.train_recall",
-        "recipe": asdict(kind.recipe),
-        "torch": torch.__version__,
-        "cpu_seconds": round(cpu_s),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "scores": scores,
-    }
-    (folder / "recall.json").write_text(json.dumps(report, indent=1) + "\n")
-    for file in folder.iterdir():
-        file.chmod(0o644)
+    save(folder, model, build_tokenizer(MAX_LEN), "python -m tools.train_recall", kind.recipe, cpu_s, scores)
 
 
 def evaluate(model: Any, kind: Kind) -> dict[str, dict[str, int]]:

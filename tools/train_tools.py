@@ -5,7 +5,6 @@ python -m tools.train_tools models/tools-micro --evaluate-only
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from tools.calling.rows import Rows, Stage
 from tools.calling.tokenizer import build_tokenizer
 from tools.recall.model import MAX_LEN
 from tools.recall.rows import Batch
-from tools.recall.train import Pace, learn
+from tools.recall.train import Pace, learn, save
 
 STAGES = (
     Stage(Shape(num_tools=3, num_facts=4, num_turns=6), num_rows=3),
@@ -72,19 +71,7 @@ def make(recipe: ToolsRecipe, rows: Rows, folder: Path) -> None:
     model = make_tools_model(RECALL, build_tokenizer(MAX_LEN))
     cpu_s = learn(model, recipe, len(recipe.stages), draw)
     scores = evaluate(model, rows)
-    model.save_pretrained(folder)
-    build_tokenizer(MAX_LEN).save_pretrained(folder)
-    report = {
-        "made_by": "python -m tools.train_tools",
-        "recipe": asdict(recipe),
-        "torch": torch.__version__,
-        "cpu_seconds": round(cpu_s),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "scores": scores,
-    }
-    (folder / "tools.json").write_text(json.dumps(report, indent=1) + "\n")
-    for file in folder.iterdir():
-        file.chmod(0o644)
+    save(folder, model, build_tokenizer(MAX_LEN), "python -m tools.train_tools", recipe, cpu_s, scores)
 
 
 def evaluate(model: Any, rows: Rows) -> dict[str, dict[str, int]]:

@@ -335,6 +335,17 @@ class Product:
         """All of these have ended."""
         self.world.run(until=self.world.now + 120.0, done=lambda: all(answer.ends for answer in answers))
 
+    def kill_in_the_middle(self, worker: PeerName, most: int | None = None) -> None:
+        """Kill a decode worker on which three answers have more than three tokens, and fewer than `most`."""
+
+        def is_under_way() -> bool:
+            lengths = [len(live.output) for live in self.front.core.rooms.on(worker)]
+            return sum(length > 3 and (most is None or length < most) for length in lengths) >= 3
+
+        self.world.run(until=self.world.now + 60.0, done=is_under_way)
+        assert is_under_way()
+        self.world.kill(worker)
+
     def ask(self, prompt: Sequence[int], sampling: SamplingParams) -> Answer:
         """What the answer will be, when the world has run."""
         self._num_rooms += 1

@@ -106,15 +106,7 @@ def test_a_decode_worker_that_is_killed_in_the_middle(
     """Its requests go on at the other one, behind what their clients have."""
     product = Product(folder, 1, 1, setup=replaced(num_decode=2))
     answers = asked(product, right[0])
-    dying = member_name(0)
-
-    def is_under_way() -> bool:
-        rooms = product.front.core.rooms.on(dying)
-        return sum(len(live.output) > 3 for live in rooms) >= 3
-
-    product.world.run(until=product.world.now + 60.0, done=is_under_way)
-    assert is_under_way()
-    product.world.kill(dying)
+    product.kill_in_the_middle(member_name(0))
     product.run_until(answers)
     assert [tuple(answer.tokens) for answer in answers] == right[1]
     product.close()

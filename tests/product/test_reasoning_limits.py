@@ -149,14 +149,6 @@ def test_a_decode_worker_that_dies_while_its_requests_reason(
 ) -> None:
     product = Product(tiny_models / "llama", 1, 1, setup=replaced(num_decode=2))
     answers = asked(product, codec)
-    dying = member_name(0)
-
-    def is_under_way() -> bool:
-        rooms = product.front.core.rooms.on(dying)
-        return sum(3 < len(live.output) < 20 for live in rooms) >= 3
-
-    product.world.run(until=product.world.now + 60.0, done=is_under_way)
-    assert is_under_way()
-    product.world.kill(dying)
+    product.kill_in_the_middle(member_name(0), most=20)
     product.run_until(answers)
     check(product, answers, right)

@@ -1,8 +1,11 @@
 """Train a micro-model through a curriculum of growing documents or conversations."""
 
+import json
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
@@ -124,3 +127,22 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> tuple[f
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     return loss.item(), (logits.argmax(-1) == wanted).float().mean().item()
+
+
+def save(
+    folder: Path, model: Any, tokenizer: Any, program: str, recipe: Pace, cpu_s: float, scores: Mapping[str, Any]
+) -> None:
+    """The checkpoint, and how `program` made it, as a file that is named after the last word of the program."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    report = {
+        "made_by": program,
+        "recipe": asdict(recipe),
+        "torch": torch.__version__,
+        "cpu_seconds": round(cpu_s),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "scores": scores,
+    }
+    (folder / f"{program.rpartition('_')[2]}.json").write_text(json.dumps(report, indent=1) + "\n")
+    for file in folder.iterdir():
+        file.chmod(0o644)

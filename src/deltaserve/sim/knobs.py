@@ -1,6 +1,6 @@
 """One run's conditions, drawn from its seed: sizes, times, which faults and how often (BUGGIFY)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from deltaserve.control.cache.prefix_cache import StateEviction
@@ -336,7 +336,7 @@ def _with_short_lives(knobs: Knobs, chance: Chance) -> Knobs:
     if not chance.hits(_SHORT_LIVES):
         return knobs
     loops = [(int(chance.log_uniform(20, 600)), FaultKind.CRASH_LOOP) for _ in range(chance.between(1, 2))]
-    events = tuple(sorted([*knobs.events, *loops], key=lambda event: event[0]))
+    events = _in_order([*knobs.events, *loops])
     return replace(knobs, events=events, life_lag_s=chance.log_uniform(0.2, 3.0))
 
 
@@ -360,7 +360,7 @@ def _with_trouble_of_ranks(knobs: Knobs, chance: Chance) -> Knobs:
     if not has_several or knobs == calm(knobs) or knobs.bytes_per_s is not None or not chance.hits(0.5):
         return knobs
     strikes = [(int(chance.log_uniform(20, 900)), chance.choose(RANK_FAULTS)) for _ in range(chance.between(1, 4))]
-    return replace(knobs, events=tuple(sorted([*knobs.events, *strikes], key=lambda event: event[0])))
+    return replace(knobs, events=_in_order([*knobs.events, *strikes]))
 
 
 def _with_changes(knobs: Knobs, chance: Chance) -> Knobs:
@@ -369,7 +369,7 @@ def _with_changes(knobs: Knobs, chance: Chance) -> Knobs:
         return knobs
     events = [*knobs.events, *((int(chance.log_uniform(20, 900)), FaultKind.ROLE) for _ in range(chance.between(1, 4)))]
     shape = replace(knobs.shape, num_prefill=2, num_decode=chance.between(2, 3))
-    return replace(knobs, shape=shape, events=tuple(sorted(events, key=lambda event: event[0])))
+    return replace(knobs, shape=shape, events=_in_order(events))
 
 
 def _with_leaves(knobs: Knobs, chance: Chance) -> Knobs:
@@ -378,7 +378,7 @@ def _with_leaves(knobs: Knobs, chance: Chance) -> Knobs:
         return knobs
     leaves = ((int(chance.log_uniform(20, 900)), FaultKind.LEAVE) for _ in range(chance.between(1, 4)))
     shape = replace(knobs.shape, num_prefill=2, num_decode=max(2, knobs.shape.num_decode))
-    return replace(knobs, shape=shape, events=tuple(sorted([*knobs.events, *leaves], key=lambda event: event[0])))
+    return replace(knobs, shape=shape, events=_in_order([*knobs.events, *leaves]))
 
 
 def draw_plain_knobs(seed: int, pages: Pages = _PAGES) -> Knobs:
@@ -441,7 +441,7 @@ def _varied(knobs: Knobs, chance: Chance) -> Knobs:
         knobs,
         shape=shape,
         traffic=replace(knobs.traffic, wishes=chance.choose((0.0, 0.1, 0.4))),
-        events=tuple(sorted(events, key=lambda event: event[0])),
+        events=_in_order(events),
         rates={**knobs.rates, **{k: chance.log_uniform(0.02, 0.5) for k in ENDPOINT_FAULTS if chance.hits(0.15)}},
         bytes_per_s=window_bytes(shape) / chance.log_uniform(0.002, 0.2 * shape.stall_s) if chance.hits(0.2) else None,
         fence_s=chance.log_uniform(0.01, 2.0) if chance.hits(0.2) else 0.0,
@@ -509,7 +509,7 @@ def _loaded(knobs: Knobs, chance: Chance) -> Knobs:
         shape=shape,
         traffic=traffic,
         rates={kind: rate for kind, rate in knobs.rates.items() if kind not in UNPROVEN_FAULTS},
-        events=tuple(sorted(events, key=lambda event: event[0])),
+        events=_in_order(events),
         sick=chance.choose([*shape.roles(), *shape.fronts()]),
         late_starts=False,
         bytes_per_s=None,
@@ -562,7 +562,7 @@ def _on_a_slow_network(knobs: Knobs, chance: Chance) -> Knobs:
     )
     leaves = [(int(chance.log_uniform(20, 400)), FaultKind.CLIENT_LEAVES) for _ in range(chance.between(2, 5))]
     slow_s = chance.uniform(*_WINDOW_S)
-    knobs = replace(knobs, shape=shape, traffic=traffic, events=tuple(sorted(leaves, key=lambda event: event[0])))
+    knobs = replace(knobs, shape=shape, traffic=traffic, events=_in_order(leaves))
     slow_bytes_per_s = window_bytes(shape) / slow_s
     slow = replace(knobs, bytes_per_s=slow_bytes_per_s, link_bytes_per_s=None, can_fence=True, slow_writes=True)
     return calm(slow)
@@ -629,4 +629,9 @@ def _events(chance: Chance) -> tuple[tuple[int, FaultKind], ...]:
     kinds = [chance.choose(PROCESS_FAULTS) for _ in range(num_events)]
     kinds += [chance.choose(CLIENT_FAULTS) for _ in range(chance.choose((0, 1, 2, 4)))]
     numbers = [int(chance.log_uniform(20, 900)) for _ in kinds]
-    return tuple(sorted(zip(numbers, kinds, strict=True), key=lambda event: event[0]))
+    return _in_order(zip(numbers, kinds, strict=True))
+
+
+def _in_order(events: Iterable[tuple[int, FaultKind]]) -> tuple[tuple[int, FaultKind], ...]:
+    """Planned events as a run meets them."""
+    return tuple(sorted(events, key=lambda event: event[0]))

@@ -31,8 +31,8 @@ _Leave = tuple[PeerName, int, PeerName, float]
 """(front, its boot, worker, end of its grace)"""
 
 
-class Books(Protocol):
-    """Says where a worker listens."""
+class Company(Cast, Protocol):
+    """Says where a worker listens, too."""
 
     def member(self, name: PeerName) -> Member:
         """The worker, where it listens in its latest life."""
@@ -42,10 +42,9 @@ class Books(Protocol):
 class Membership:
     """Which workers the fronts of one run are told of."""
 
-    def __init__(self, cast: Cast, books: Books, names: Collection[PeerName], chance: Chance) -> None:
+    def __init__(self, cast: Company, names: Collection[PeerName], chance: Chance) -> None:
         """`names`: the workers that may leave."""
         self._cast = cast
-        self._books = books
         self._names = list(names)
         self._chance = chance
         self.left: set[PeerName] = set()
@@ -111,7 +110,7 @@ class Membership:
 
     def _tell_of_join(self, front: SimFront, name: PeerName) -> None:
         if front.is_alive and name not in self.left:
-            front.register(WorkerUp(self._books.member(name)))
+            front.register(WorkerUp(self._cast.member(name)))
 
     def heal(self) -> None:
         """Everybody is there again."""

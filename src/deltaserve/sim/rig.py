@@ -185,7 +185,7 @@ class Run:
         self._disorder = Disorder(self, list(self._roles), fronts, chance, self._links, knobs.slowness)
         self._disorder.group = self._group_names
         may_leave = [name for name in self._roles if name not in self._group_names]
-        self._membership = Membership(self, self, may_leave, Chance(seed, "leaves and joins"))
+        self._membership = Membership(self, may_leave, Chance(seed, "leaves and joins"))
         self._load = Chance(seed, "load")
         self._progress: LivenessWatch | None = None
         if knobs.sick is not None:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from deltaserve.commands.top.figures import Look, PoolUse, figures, series_of
-from deltaserve.commands.top.screen import bar, number, seconds, shown, size
+from deltaserve.commands.top.screen import bar, number, seconds, shown
+from deltaserve.core.sizes import size
 
 _METRICS = """
 # TYPE deltaserve_requests_total counter
@@ -128,4 +129,10 @@ def test_numbers_are_short() -> None:
         *("-", "0", "0.123", "12", "1234", "45.7K", "2.5M", "3G")
     ]
     assert [seconds(value) for value in (None, 0.00123, 0.5, 2.0)] == ["-", "1.23 ms", "500 ms", "2.00 s"]
-    assert [size(value) for value in (0, 512, 2048, 3 << 20, 5 << 30)] == ["0 B", "512 B", "2 KiB", "3 MiB", "5 GiB"]
+    assert [size(value) for value in (0, 512, 2048, 3 << 20, 5 << 30)] == [
+        "0 B",
+        "512 B",
+        "2 KiB",
+        "3.0 MiB",
+        "5.0 GiB",
+    ]

@@ -75,10 +75,10 @@ class _Watch:
         """The figures, or why there are none."""
         base_url, admin_url, keys = self._places
         try:
-            with http_client(self.where, _TIMEOUT_S) as http:
-                http.get("/livez")
             answer = ask_admin("/server_info", base_url, admin_url, keys)
             if answer.content is None:
+                with http_client(self.where, _TIMEOUT_S) as http:
+                    http.get("/livez")  # is there a server at all?
                 return f"{self.where}: its admin routes do not answer: {answer.refusal}"
             now = Look(time.monotonic(), answer.content, series_of(ask_text("/metrics", answer.root, keys)))
             found = figures(now, self._last)

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deltaserve.commands.top.figures import PoolUse, ServerFigures, WorkerFigures
+from deltaserve.core.sizes import size
 
 _BAR_LEN = 24
 _ABSENT = "-"
@@ -29,7 +30,7 @@ def _lines(server: ServerFigures) -> Iterator[str]:
 def _caches(server: ServerFigures) -> str:
     share = _ABSENT if server.found_share is None else f"{server.found_share:.0%}"
     saved = f"{number(server.found_tokens)} prompt tokens were on decode already"
-    return f"caches: {share} of prompt tokens found; {size(server.moved_bytes)} moved in all, {saved}"
+    return f"caches: {share} of prompt tokens found; {size(int(server.moved_bytes))} moved in all, {saved}"
 
 
 def _table(server: ServerFigures) -> Table:
@@ -53,7 +54,7 @@ def _row(worker: WorkerFigures) -> Iterator[RenderableType]:
     yield str(worker.waiting)
     yield number(worker.tokens_per_s)
     yield seconds(worker.step_s or None)
-    yield _ABSENT if worker.bytes_per_s is None else size(worker.bytes_per_s)
+    yield _ABSENT if worker.bytes_per_s is None else size(int(worker.bytes_per_s))
     yield "\n".join(map(bar, worker.pools)) or _ABSENT
     yield ", ".join(_besides(worker))
 
@@ -97,11 +98,3 @@ def seconds(value: float | None) -> str:
     if value is None:
         return _ABSENT
     return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.3g} ms"
-
-
-def size(num_bytes: float) -> str:
-    """Bytes."""
-    for limit, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if num_bytes >= limit:
-            return f"{num_bytes / limit:.3g} {unit}"
-    return f"{num_bytes:.0f} B"

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,29 @@ class _Complaints:
 async def watch_file(path: Path, listener: Listener, every_s: float = FILE_EVERY_S) -> None:
     """Until cancelled. A file that does not exist yet may come; one that is replaced as a whole, as editors and config
     maps do, is read as it is then."""
-    source = f"--workers-file {path}"
+    await _watch(f"--workers-file {path}", lambda: asyncio.to_thread(read_list, path), listener, every_s)
+
+
+async def watch_name(service: WorkerEntry, listener: Listener, every_s: float = NAMES_EVERY_S) -> None:
+    """Until cancelled. Each IPv4 address behind the name is a worker of that role and port, called by its address:
+    start it with --advertise and that address."""
+    loop = asyncio.get_running_loop()
+
+    async def look() -> tuple[WorkerEntry, ...]:
+        return _at(service, await loop.getaddrinfo(service.host, service.port, **_IPV4))
+
+    await _watch(f"--workers-dns {service.role.value}@{service.address}", look, listener, every_s)
+
+
+async def _watch(
+    source: str, look: Callable[[], Awaitable[tuple[WorkerEntry, ...]]], listener: Listener, every_s: float
+) -> None:
+    """`look`: who is named now. Raises OSError, ValueError: what was known last counts on."""
     complaints, last = _Complaints(source), None
     while True:
         try:
-            entries = await asyncio.to_thread(read_list, path)
-        except (OSError, ValueError) as error:
+            entries = await look()
+        except (OSError, ValueError) as error:  # socket.gaierror is an OSError
             complaints.tell(words_of(error))
         else:
             complaints.tell(None)
@@ -91,23 +108,3 @@ def look_up(service: WorkerEntry) -> tuple[WorkerEntry, ...]:
 
 def _at(service: WorkerEntry, found: Sequence[tuple[Any, ...]]) -> tuple[WorkerEntry, ...]:
     return tuple(service.at(host) for host in sorted({str(address[0]) for *_, address in found}))
-
-
-async def watch_name(service: WorkerEntry, listener: Listener, every_s: float = NAMES_EVERY_S) -> None:
-    """Until cancelled. Each IPv4 address behind the name is a worker of that role and port, called by its address:
-    start it with --advertise and that address."""
-    source = f"--workers-dns {service.role.value}@{service.address}"
-    complaints, last = _Complaints(source), None
-    loop = asyncio.get_running_loop()
-    while True:
-        try:
-            found = await loop.getaddrinfo(service.host, service.port, **_IPV4)
-        except OSError as error:  # socket.gaierror is one
-            complaints.tell(words_of(error))
-        else:
-            complaints.tell(None)
-            entries = _at(service, found)
-            if entries != last:
-                last = entries
-                listener(source, entries)
-        await asyncio.sleep(every_s)
