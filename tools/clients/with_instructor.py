@@ -4,7 +4,7 @@ from typing import Any
 
 import instructor
 import openai
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tools.clients.harness import SENTENCE, Server, require, run
 
@@ -12,7 +12,7 @@ from tools.clients.harness import SENTENCE, Server, require, run
 class City(BaseModel):
     """What is to be made."""
 
-    city: str
+    city: str = Field(max_length=20)
 
 
 def _made(server: Server, mode: Any) -> None:

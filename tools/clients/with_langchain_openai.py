@@ -5,7 +5,7 @@ from typing import Any
 
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tools.clients.harness import SENTENCE, WEATHER, Server, require, run
 
@@ -13,7 +13,7 @@ from tools.clients.harness import SENTENCE, WEATHER, Server, require, run
 class City(BaseModel):
     """A city."""
 
-    city: str
+    city: str = Field(max_length=20)
 
 
 def _look_up(city: str) -> str:

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import openai
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tools.clients.harness import CITY_SCHEMA, SENTENCE, WEATHER, Check, Server, require, run
 
@@ -16,7 +16,7 @@ _FLAT: Any = {"type": "function", "name": WEATHER, "description": "Weather", "pa
 class City(BaseModel):
     """What `parse` is to make."""
 
-    city: str
+    city: str = Field(max_length=20)
 
 
 def _client(server: Server) -> Any:

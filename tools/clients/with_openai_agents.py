@@ -13,7 +13,7 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tools.clients.harness import SENTENCE, Server, require, run
 
@@ -24,7 +24,7 @@ _CALLED: list[str] = []
 class City(BaseModel):
     """A city."""
 
-    city: str
+    city: str = Field(max_length=20)
 
 
 def _look_up(city: str) -> str:

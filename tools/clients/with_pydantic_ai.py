@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -14,7 +14,7 @@ from tools.clients.harness import SENTENCE, Server, require, run
 class City(BaseModel):
     """A city."""
 
-    city: str
+    city: str = Field(max_length=20)
 
 
 def _agent(server: Server, kind: Any = OpenAIChatModel, **fields: Any) -> Any:

@@ -4,17 +4,18 @@ import pytest
 
 from deltaserve.control.cache.pages import PageState
 from deltaserve.control.sched.needs import Needs
-from deltaserve.control.sched.plan import StepResult
+from deltaserve.control.sched.plan import ItemResult, Sampled, StepPlan, StepResult
 from deltaserve.control.sched.queue import MAX_WAIT_S, TryOutcome
 from deltaserve.control.sched.request import Origin, Request
 from deltaserve.control.sched.waiting import Claim, NoOwner
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import Namespace
+from deltaserve.core.keys import extend_keys
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.core.wire.messages import CacheUse
 from tests.control.cache.toys import LONG_WINDOW
 from tests.control.sched.sharing import check_runs
-from tests.control.sched.toys import Bench, config, make_request, page_lists, q_lens
+from tests.control.sched.toys import Bench, config, make_request, page_lists, q_lens, seed_of
 
 
 @pytest.mark.parametrize(("prompt_len", "chunks"), [(1, [1]), (8, [8]), (9, [8, 1]), (19, [8, 8, 3])])
@@ -470,6 +471,60 @@ def test_a_request_that_ends_under_a_step_gives_its_pages_back_with_the_commit(e
     assert bench.pools[0].count(PageState.OWNED) + bench.pools[0].count(PageState.CACHED) == 2
     assert len(bench.step()[0].closes) == 1
     bench.scheduler.finish(other)
+    bench.check_empty()
+
+
+def draw_behind(bench: Bench, under_way: list[StepPlan]) -> None:
+    """One more step is planned; the oldest of two that are under way is committed, shared by nobody."""
+    ahead = bench.plan()
+    for item in ahead.items:
+        bench.tables.draw(ahead.step, item.row, 7)
+    under_way.append(ahead)
+    if len(under_way) == 2:
+        plan = under_way.pop(0)
+        items = tuple(ItemResult(item.row, (Sampled(7),)) for item in plan.items)
+        bench.scheduler.steps.commit(StepResult(plan.step, items).compact(plan))
+
+
+def cached_len(bench: Bench, request: Request) -> int:
+    keys = extend_keys(seed_of(request.namespace), request.tokens, bench.config.page_size)
+    return bench.cache.match(request.namespace, request.tokens, keys).num_tokens
+
+
+def test_what_a_request_computed_is_found_though_it_ended_under_a_step() -> None:
+    """The next turn of a conversation may come sooner than the commit of a step that was planned for the last one."""
+    bench = Bench(config(num_ahead=1))
+    request = make_request(range(6), max_tokens=50)
+    bench.add(request)
+    bench.step()
+    under_way: list[StepPlan] = []
+    for _ in range(7):
+        draw_behind(bench, under_way)
+    assert (request.num_computed, cached_len(bench, request)) == (12, 4)
+    bench.scheduler.finish(request)
+    assert bench.scheduler.steps.is_in_flight(request)
+    assert cached_len(bench, request) == 12
+    bench.commit(under_way.pop())
+    bench.check_empty()
+
+
+def test_no_page_is_freed_under_a_step_that_reads_it() -> None:
+    """Another one was first to hand over the same pages: those that a step reads are freed when it is committed."""
+    bench = Bench(config(num_ahead=1))
+    first, second = make_request(range(6), max_tokens=50), make_request(range(6), max_tokens=50)
+    bench.add(first, second)
+    bench.step()
+    bench.step()
+    under_way: list[StepPlan] = []
+    for _ in range(7):
+        draw_behind(bench, under_way)
+    assert (first.num_computed, second.num_computed) == (13, 12)
+    bench.scheduler.finish(first)
+    num_free = bench.pools[0].num_free
+    bench.scheduler.finish(second)
+    assert bench.pools[0].num_free == num_free
+    bench.commit(under_way.pop())
+    assert bench.pools[0].num_free > num_free
     bench.check_empty()
 
 

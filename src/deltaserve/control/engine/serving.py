@@ -279,6 +279,8 @@ class Serving:
         if not self.parts.scheduler.steps.is_in_flight(room.request):
             self._stop_at(room, room.finish_len, turn)
         else:
+            kept_len = room.request.prompt_len + room.finish_len
+            self.parts.scheduler.running.share_under_step(room.request, kept_len)
             self._stopping[room.room] = room
 
     def _stop_at(self, room: DecodeRoom, output_len: int, turn: EngineTurn) -> None:

@@ -172,6 +172,19 @@ class Running:
             self._hand_over(request, self.needs.token_pools)
         self.give_back(request)
 
+    def share_under_step(self, request: Request, num_kept: int) -> None:
+        """Hand over what was computed of the first `num_kept` tokens while a step still reads it: only where the tree
+        has none of those pages, for where another request was first ours would be freed, and written anew under the
+        step."""
+        lease, page_size = request.lease, self.config.page_size
+        num_pages = min(request.num_computed, num_kept) // page_size
+        if lease is None or not self.uses_tree(request) or num_pages <= lease.num_pages:
+            return
+        request.grow_keys(self._seed_of(request.namespace), page_size, num_pages)
+        known = self._cache.match(request.namespace, request.tokens, request.keys, num_pages * page_size)
+        if known.reach <= lease.num_pages * page_size:
+            self._hand_over(request, self.needs.token_pools, num_pages)
+
     def retract(self, request: Request) -> None:
         """Take everything from a request; what it computed stays in the tree for its return."""
         self.leave_computed(request)
@@ -307,12 +320,13 @@ class Running:
             return False
         return request.num_computed // self.config.page_size > lease.num_pages
 
-    def _hand_over(self, request: Request, pools: Sequence[PoolId]) -> None:
-        """Hand over the full computed pages of these pools to the tree; of the other pools none."""
+    def _hand_over(self, request: Request, pools: Sequence[PoolId], num_pages: int | None = None) -> None:
+        """Hand over the full computed pages of these pools to the tree, or the first `num_pages`; of the other pools
+        none."""
         lease, page_size = request.lease, self.config.page_size
         if lease is None:
             return
-        full = request.num_computed // page_size
+        full = request.num_computed // page_size if num_pages is None else num_pages
         request.grow_keys(self._seed_of(request.namespace), page_size, full)
         firsts = tuple(request.owned_first)
         pages = tuple(tuple(request.give_up(p, full)) if p in pools else () for p in self.needs.pools)

@@ -29,9 +29,14 @@ class Scheduler:
         self.steps = Steps(cache, budget, self.running, self.waiting.holders)
 
     def finish(self, request: Request) -> None:
-        """The end: what was computed stays in the tree, everything else is given back."""
+        """The end: what was computed stays in the tree, everything else is given back.
+
+        The tree has it at once: the next turn of a conversation may be here before a step under way is committed.
+        """
         leave = self.running.give_back_behind_step
-        if not self.steps.is_in_flight(request):
+        if self.steps.is_in_flight(request):
+            self.running.share_under_step(request, request.num_tokens)
+        else:
             self.running.leave_computed(request)
             leave = self.running.give_back
         self.waiting.forget(request)
