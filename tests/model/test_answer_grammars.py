@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Sequence
+from random import Random
+from traceback import walk_tb
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -14,7 +16,7 @@ from deltaserve.model.answer_grammars import (
     check_multiples,
     without_merges,
 )
-from deltaserve.server.structured_output import json_grammar
+from deltaserve.server.structured_output import MAX_CHOICES, choice_grammar, json_grammar, regex_grammar
 from tests.fixtures.tiny_tokenizer import byte_level
 from tools.drawn_schemas import drawn_schema
 
@@ -85,3 +87,25 @@ def test_large_objects_end_at_a_limit_and_drawn_schemas_do_not() -> None:
     assert not grammars.matcher(json_grammar(fitting, "schema")).is_error()
     for number in range(1000):
         assert not grammars.matcher(json_grammar(drawn_schema(number), "schema", "")).is_error(), number
+
+
+@pytest.mark.parametrize("pattern", ["(a{1000}){3000}", "(a{300}){300}", "((a{100}){100}b{50}){100}"])
+def test_repetitions_of_repetitions_are_refused_and_nothing_of_them_stays(pattern: str) -> None:
+    """Each would take 150 MB. What is kept is the error, without what was compiled before it."""
+    tokenizer = byte_level(("<|eos|>",))
+    grammars = AnswerGrammars(lambda: AnswerVocabulary(tokenizer.to_str(), 257, (256,)))
+    compiled = grammars.compile(regex_grammar(pattern, "regex"))
+    error = compiled.exception()
+    assert isinstance(error, GrammarError)
+    assert "too large" in str(error)
+    assert error.__context__ is None
+    kept = [value for frame, _ in walk_tb(error.__traceback__) for value in frame.f_locals.values()]
+    assert not any(isinstance(value, LLMatcher) for value in kept)
+
+
+def test_as_many_choices_as_may_be_asked_for_fit() -> None:
+    tokenizer = byte_level(("<|eos|>",))
+    grammars = AnswerGrammars(lambda: AnswerVocabulary(tokenizer.to_str(), 257, (256,)))
+    drawn = Random(1)
+    choices = ["".join(drawn.choices("abcdefghijklmnop ", k=60)) for _ in range(MAX_CHOICES)]
+    assert not grammars.matcher(choice_grammar(choices)).is_error()

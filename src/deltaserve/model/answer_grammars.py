@@ -19,9 +19,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from deltaserve.core.errors import ENDS_THE_CALLER, DeltaserveError
 
-_MOST_KEPT, _MOST_KEPT_BYTES = 64, 4 << 20
-"""Compiled grammars, and bytes of their texts, that are kept."""
-
+_MOST_KEPT, _MOST_KEPT_BYTES = 32, 4 << 20
+"""Compiled grammars, and bytes of their texts, that are kept. One grows to some thirty megabytes before it meets its
+limits."""
 
 _MOST_MULTIPLES = 100_000
 """Sum of all `multipleOf`, and their least common multiple: llguidance builds a state for each remainder, of which
@@ -48,6 +48,10 @@ class AnswerVocabulary:
     """Ids that end an answer, allowed where the grammar may end."""
 
 
+Compiled = Future[LLMatcher]
+"""The matcher before any token; not to be changed. Its error is a GrammarError."""
+
+
 class AnswerGrammars:
     """The grammars of one model. Any thread may ask."""
 
@@ -57,35 +61,53 @@ class AnswerGrammars:
         self._tokenizer: LLTokenizer | None = None
         self._threads = ThreadPoolExecutor(num_threads, "grammar")
         self._lock = Lock()
-        self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._kept: OrderedDict[str, Compiled] = OrderedDict()
         self._kept_bytes = 0
 
-    def compile(self, grammar: str) -> Future[LLMatcher]:
-        """The matcher before any token; not to be changed. Its error is a GrammarError."""
+    def compile(self, grammar: str) -> Compiled:
+        """What is kept of this grammar, or is compiled now."""
         with self._lock:
-            future = self._kept.get(grammar)
-            if future is None:
-                future = self._kept[grammar] = self._threads.submit(self._compile, grammar)
+            compiled = self._kept.get(grammar)
+            if compiled is None:
+                compiled = self._kept[grammar] = self._threads.submit(self._compile, grammar)
                 self._kept_bytes += len(grammar)
             self._kept.move_to_end(grammar)
             while len(self._kept) > 1 and (len(self._kept) > _MOST_KEPT or self._kept_bytes > _MOST_KEPT_BYTES):
-                oldest, _ = self._kept.popitem(last=False)
-                self._kept_bytes -= len(oldest)
-        return future
+                self._drop(next(iter(self._kept)))
+        return compiled
+
+    def renew(self, grammar: str, worn: Compiled) -> None:
+        """Have it compiled anew, unless that was done since: copies share a lexer, which grows with all that they see,
+        and when it meets its limits none of them goes on."""
+        with self._lock:
+            if self._kept.get(grammar) is worn:
+                self._drop(grammar)
 
     def matcher(self, grammar: str) -> LLMatcher:
         """A new matcher before any token. Waits where it is not compiled yet. Raises GrammarError."""
-        compiled = self.compile(grammar).result()
+        return self.copy(self.compile(grammar))
+
+    def copy(self, compiled: Compiled) -> LLMatcher:
+        """A new matcher before any token. Waits where it is not compiled yet. Raises GrammarError."""
+        matcher = compiled.result()
         with self._lock:
-            return compiled.deep_copy()
+            return matcher.deep_copy()
+
+    def _drop(self, grammar: str) -> None:
+        del self._kept[grammar]
+        self._kept_bytes -= len(grammar)
 
     def _compile(self, grammar: str) -> LLMatcher:
+        """An error is raised behind its own handling: kept with what came before it, it would keep a matcher."""
         try:
             return self._compile_or_raise(grammar)
-        except (GrammarError, *ENDS_THE_CALLER):
+        except ENDS_THE_CALLER:
             raise
+        except GrammarError as error:
+            reason = str(error)
         except BaseException as error:  # a library in Rust panics with one
-            raise GrammarError(f"it cannot be compiled: {error}") from error
+            reason = f"it cannot be compiled: {error}"
+        raise GrammarError(reason)
 
     def _compile_or_raise(self, grammar: str) -> LLMatcher:
         check_multiples(grammar)
@@ -97,6 +119,7 @@ class AnswerGrammars:
             raise GrammarError(error_of(matcher))
         if not any(mask):
             raise GrammarError("nothing at all is allowed by it")
+        _check_first_token(matcher, mask)
         return matcher
 
     def _read_tokenizer(self) -> LLTokenizer:
@@ -171,7 +194,25 @@ def error_of(matcher: LLMatcher) -> str:
     return " ".join(text.split())
 
 
+def _check_first_token(matcher: LLMatcher, mask: bytes) -> None:
+    """Raises GrammarError where no token can be consumed though some are allowed: repetitions of repetitions
+    (`(a{1000}){3000}`) meet a limit there."""
+    first = next(place for place, byte in enumerate(mask) if byte)
+    token = 8 * first + (mask[first] & -mask[first]).bit_length() - 1
+    behind = matcher.deep_copy()
+    if not behind.consume_token(token):
+        raise GrammarError(f"it is too large: {error_of(behind)}")
+
+
 def _limits() -> LLParserLimits:
-    """Bounds of one grammar: about 50 ms for its lexer, as much for each mask, some ten megabytes of its states. Its
-    size is bounded since the time of an object grows with the square of its properties."""
-    return LLParserLimits(max_lexer_states=20_000, max_grammar_size=20_000, verbose_errors=False)
+    """Bounds of one grammar: about 50 ms for its lexer, as much for each mask, some thirty megabytes of its states and
+    of the expressions that they come from. `initial_lexer_fuel` is for the latter: 4,096 choices need half of it, and
+    llguidance's own default lets a pattern of sixteen characters take 150 MB and a second. Its size is bounded since
+    the time of an object grows with the square of its properties; a row holds four items for each of a thousand."""
+    return LLParserLimits(
+        initial_lexer_fuel=100_000,
+        max_lexer_states=20_000,
+        max_grammar_size=20_000,
+        max_items_in_row=10_000,
+        verbose_errors=False,
+    )

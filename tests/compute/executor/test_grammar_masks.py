@@ -3,21 +3,26 @@ matter."""
 
 import re
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
 
 from deltaserve.compute.executor.allowed_tokens import forbid, with_least_tokens
-from deltaserve.control.sched.plan import ItemOutcome, ItemResult, PlanItem, TokenValues
-from deltaserve.core.ids import RowId
+from deltaserve.compute.executor.grammar_masks import GrammarMasks
+from deltaserve.compute.executor.row_state import Row
+from deltaserve.control.sched.plan import ItemOutcome, ItemResult, PlanItem, RowOpen, TokenOf, TokenValues
+from deltaserve.core.ids import RowId, StepIndex
 from deltaserve.core.sampling import SamplingParams
 from deltaserve.core.tokens import pack_u32, unpack_u32
+from deltaserve.model.answer_grammars import AnswerGrammars, AnswerVocabulary, Compiled
 from deltaserve.server.structured_output import any_grammar, regex_grammar
 from tests.compute.executor.world import Driver, drawn, extend, random_tokens
-from tests.fixtures.tiny_tokenizer import EOS_ID
+from tests.fixtures.tiny_tokenizer import EOS_ID, byte_alphabet
 
 PATTERN = "[0-9]{3}-(ab|cde)+;"
 GRAMMAR = regex_grammar(PATTERN, "regex")
@@ -162,3 +167,68 @@ def test_stop_ids_leave_the_mask_unless_they_are_all_of_it() -> None:
     assert with_least_tokens(mask, sampling, 4).tolist() == mask.tolist()
     only = np.array([0b1000, 0], np.uint32)
     assert with_least_tokens(only, sampling, 0).tolist() == only.tolist()
+
+
+WEARING = regex_grammar("[ab]*a[ab]{18}", "regex")
+"""The state of its lexer are the last letters: each answer adds thousands, of the 20,000 that a lexer may have."""
+ENDLESS = regex_grammar("(([a-z]{1,100}){1,100}){1,100}", "regex")
+"""An answer of it soon needs more of them than a lexer may have."""
+
+
+class MasksAlone:
+    """The masks of rows that draw any token allowed, without a model."""
+
+    def __init__(self) -> None:
+        words = ["".join(letters) for letters in product("ab", repeat=6)]
+        vocab = {text: index for index, text in enumerate([*byte_alphabet(), *words, "<|eos|>"])}
+        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens(["<|eos|>"])
+        self.eos_id = len(vocab) - 1
+        self.grammars = AnswerGrammars(lambda: AnswerVocabulary(tokenizer.to_str(), len(vocab), (self.eos_id,)))
+        self.masks = GrammarMasks(self.grammars, len(vocab))
+        self.compiled: dict[str, list[Compiled]] = {WEARING: [], ENDLESS: []}
+        """Grammar |-> all that were compiled of it."""
+
+    def draw(self, grammars: Sequence[str], num_tokens: int, seed: int = 0) -> list[int]:
+        """How many tokens a row of each drew until it had as many, or its grammar met a limit."""
+        live: dict[RowId, Row] = {}
+        for number, grammar in enumerate(grammars):
+            opened = RowOpen(RowId(number), params(grammar), b"\1\0\0\0", 1)
+            self.masks.open(opened)
+            live[opened.row] = Row(opened, num_tokens + 1, self.eos_id + 1)
+        draw, drawn = np.random.default_rng(seed), [0] * len(grammars)
+        for step in range(num_tokens):
+            items = [PlanItem(row, of.num_known - 1, 1, TokenOf(StepIndex(0)), True) for row, of in live.items()]
+            future = self.masks.begin(items, live)
+            for row, mask in (future.result() if future else {}).items():
+                self._note(grammars[row])
+                if mask is None:
+                    del live[row]
+                    continue
+                allowed = np.nonzero(np.unpackbits(mask[0].view(np.uint8), bitorder="little"))[0]
+                live[row].draw(StepIndex(step), live[row].num_known, int(draw.choice(allowed[allowed != self.eos_id])))
+                drawn[row] += 1
+        return drawn
+
+    def _note(self, grammar: str) -> None:
+        compiled, now = self.compiled[grammar], self.grammars.compile(grammar)
+        if now not in compiled:
+            compiled.append(now)
+
+
+def test_rows_end_by_no_limit_that_others_met() -> None:
+    """They share a lexer, which all of them together wear out."""
+    alone = MasksAlone()
+    for turn in range(4):
+        assert alone.draw([WEARING] * 3, 40, seed=turn) == [40] * 3, turn
+    assert 1 < len(alone.compiled[WEARING]) < 12
+
+
+def test_a_row_whose_own_answer_needs_too_much_ends() -> None:
+    """It is no matter of others, and its grammar is not compiled anew for each token."""
+    alone = MasksAlone()
+    drawn = alone.draw([ENDLESS, WEARING], 100)
+    assert 0 < drawn[0] < 100
+    assert drawn[1] == 100
+    assert len(alone.compiled[ENDLESS]) <= 2 + drawn[0] // 8
