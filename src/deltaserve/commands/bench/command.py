@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -16,8 +17,10 @@ from tokenizers import Tokenizer as TokenizerFile
 from deltaserve.commands.bench.sweep import Sweep, SweepPoint, print_sweep
 from deltaserve.commands.bench.sweep_chart import draw_sweep, require_chart
 from deltaserve.commands.client.bearer_key import authorization
+from deltaserve.commands.client.chat_stream import find_model
 from deltaserve.commands.client.completion_stream import ServerDialect, ServerError, Tokenizer, negotiate, served_model
 from deltaserve.commands.client.http_client import async_http_client, fault
+from deltaserve.commands.load.agents import AgentMaker, AgentTraffic, Habits, RandomAgent, RecallAgent
 from deltaserve.commands.load.load_client import Client, Load, Measurement
 from deltaserve.commands.load.recall import DocumentShape, RecallTraffic
 from deltaserve.commands.load.report import BenchSummary, as_json, print_summary, summarize
@@ -83,13 +86,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = _Help
     parser.usage = "deltaserve bench [options]"
     parser.add_argument(
-        "--workload", choices=("shared-prefix", "multi-turn", "recall"), default="shared-prefix", help="what to send"
+        "--workload",
+        choices=("shared-prefix", "multi-turn", "recall", "agents"),
+        default="shared-prefix",
+        help="what to send",
     )
     _add_sglang(parser.add_argument_group("as sglang.bench_serving names them"))
     _add_server(parser.add_argument_group("server"))
     _add_load(parser.add_argument_group("load"))
     _add_sweep(parser.add_argument_group("sweep", SWEEP))
-    _add_lengths(parser.add_argument_group("lengths in tokens (shared-prefix and multi-turn)"))
+    _add_lengths(parser.add_argument_group("lengths in tokens (shared-prefix, multi-turn and agents)"))
     _add_workloads(parser)
 
 
@@ -165,13 +171,24 @@ def _add_workloads(parser: argparse.ArgumentParser) -> None:
     )
     turns = parser.add_argument_group("multi-turn: each turn appends the last answer and a new question")
     turns.add_argument("--num-conversations", type=int, default=32, help="all with one system prompt")
-    turns.add_argument("--num-turns", type=int, default=4, help="turns of each conversation (multi-turn and recall)")
+    turns.add_argument("--num-turns", type=int, default=4, help="turns of each conversation (all but shared-prefix)")
     recall = parser.add_argument_group("recall: documents of facts for the recall model, whose answers can be checked")
     recall.add_argument("--num-documents", type=int, default=8, help="shared documents")
     recall.add_argument("--conversations-per-document", type=int, default=8, help="conversations about each document")
     recall.add_argument("--num-facts", type=int, default=64, help="facts per document, 3 tokens each")
     recall.add_argument("--num-noise", type=int, default=64, help="noise tokens per document")
     recall.add_argument("--answer-len", type=int, default=16, help="names per answer")
+    agents = parser.add_argument_group(
+        "agents: sessions behind an agent's system prompt; each turn is what a tool told (question-len)"
+    )
+    agents.add_argument("--num-agents", type=int, default=4, help="system prompts")
+    agents.add_argument("--sessions-per-agent", type=int, default=8, help="sessions of each agent")
+    agents.add_argument("--tool-s", type=float, default=0.0, help="mean time that a tool takes, before each later turn")
+    agents.add_argument("--fork-share", type=float, default=0.2, help="sessions that try two ways from some turn on")
+    agents.add_argument("--abandoned-share", type=float, default=0.2, help="sessions and forks that end early")
+    agents.add_argument(
+        "--agents-recall", action="store_true", help="prefixes are documents of facts: answers can be checked"
+    )
 
 
 def _json_object(text: str) -> dict[str, object]:
@@ -222,12 +239,18 @@ def ignored_options(args: argparse.Namespace, num_conversations: int) -> list[st
 def _all_traffic(args: argparse.Namespace) -> list[Conversation]:
     if args.dataset_name is not None and args.workload != "shared-prefix":
         raise ValueError(f"--dataset-name {args.dataset_name} and --workload {args.workload}: give one of them")
+    shape = DocumentShape(args.num_facts, args.num_noise)
     if args.workload == "recall":
-        shape = DocumentShape(args.num_facts, args.num_noise)
         return RecallTraffic(
             args.num_documents, args.conversations_per_document, args.num_turns, args.answer_len, shape
         ).generate(args.seed)
     lengths = Lengths(args.system_prompt_len, args.question_len, args.output_len, args.range_ratio)
+    if args.workload == "agents":
+        habits = Habits(args.num_turns, args.tool_s, args.fork_share, args.abandoned_share)
+        make_agent: AgentMaker = partial(RandomAgent.make, lengths=lengths, token_range=args.token_range)
+        if args.agents_recall:
+            make_agent = partial(RecallAgent, shape=shape, answer_len=args.answer_len)
+        return AgentTraffic(args.num_agents, args.sessions_per_agent, make_agent, habits).generate(args.seed)
     if args.workload == "multi-turn":
         return MultiTurnTraffic(args.num_conversations, args.num_turns, lengths, args.token_range).generate(args.seed)
     return SharedPrefixTraffic(args.num_groups, args.prompts_per_group, lengths, args.token_range).generate(args.seed)
@@ -339,8 +362,9 @@ def what_ran(args: argparse.Namespace, model: str, conversations: Sequence[Conve
         "multi-turn": f"{args.num_conversations} conversations of {args.num_turns} turns",
         "recall": f"{args.num_documents} documents with {args.conversations_per_document} conversations of "
         f"{args.num_turns} turns each",
+        "agents": f"{args.num_agents} agents with {args.sessions_per_agent} sessions of {args.num_turns} turns each",
     }[args.workload]
-    num_requests = sum(len(conversation.turns) for conversation in conversations)
+    num_requests = sum(conversation.num_requests for conversation in conversations)
     return f"{args.workload}: {counts}, {num_requests} requests in all, to {model} at {server_root(args.base_url)}"
 
 
@@ -356,7 +380,8 @@ async def _benchmark(
         model = args.model or await served_model(http)
         warmup = _warmup(args)
         dialect = await negotiate(http, model, warmup[0].turns[0].tokens, tokenizer)
-        dialect = replace(dialect, extra={**dialect.extra, **args.extra_body})
+        asked: dict[str, object] = {"timings": True} if (await find_model(http, model)).is_ours else {}
+        dialect = replace(dialect, extra={**dialect.extra, **asked, **args.extra_body})
         await Client(http, dialect).measure(warmup[1:], Load([0.0] * (len(warmup) - 1), args.max_concurrency))
         measurements = []
         for trial in trials:
@@ -369,7 +394,7 @@ async def _benchmark(
 async def _measure(
     http: httpx.AsyncClient, dialect: ServerDialect, tokenizer: Tokenizer | None, trial: Trial
 ) -> Measurement:
-    num_requests = sum(len(conversation.turns) for conversation in trial.conversations)
+    num_requests = sum(conversation.num_requests for conversation in trial.conversations)
     console = Console(stderr=True)
     with Progress(transient=True, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(trial.label, total=num_requests)

@@ -19,7 +19,7 @@ class Measurement:
     """The outcome of one run."""
 
     records: tuple[RequestRecord, ...]
-    """Records by conversation and turn. A failed request ends its conversation; later turns of it have no record."""
+    """Records by conversation, branch and turn. A failed request ends its branch; later turns have no record."""
     duration_s: float
     """Time from the first send to the last answer's end."""
     lags_s: tuple[float, ...] = ()
@@ -33,7 +33,17 @@ class Load:
     arrivals_s: Sequence[float]
     """When each conversation may start, seconds after the start."""
     max_concurrency: int | None = None
-    """Conversations, and so requests, in flight at most."""
+    """Conversations in flight at most; so many requests, and those of their forks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """Turns that follow each other."""
+
+    conversation: int
+    number: int
+    first_turn: int
+    turns: Sequence[ChatTurn]
 
 
 class Client:
@@ -73,10 +83,33 @@ class Client:
         return Measurement(records, _duration_s(records), tuple(lags_s))
 
     async def _converse(self, index: int, conversation: Conversation, began_s: float) -> list[RequestRecord]:
-        """All turns of one conversation, or up to the first that fails."""
-        history: list[int] = []
+        """All requests of one conversation, those of its forks behind its own; of each branch up to the first that
+        fails."""
+        forks: list[asyncio.Task[list[RequestRecord]]] = []
+
+        async with asyncio.TaskGroup() as group:
+
+            def answered(turn: int, history: Sequence[int]) -> None:
+                for number, fork in enumerate(conversation.forks, 1):
+                    if fork.after == turn:
+                        branch = _Branch(index, number, turn + 1, fork.turns)
+                        forks.append(group.create_task(self._go_on(branch, [*history], began_s)))
+
+            records = await self._go_on(_Branch(index, 0, 0, conversation.turns), [], began_s, answered)
+        return records + [record for task in forks for record in task.result()]
+
+    async def _go_on(
+        self,
+        branch: "_Branch",
+        history: list[int],
+        began_s: float,
+        answered: Callable[[int, Sequence[int]], None] = lambda turn, history: None,
+    ) -> list[RequestRecord]:
+        """`answered`: told each turn that is complete, and the history with its answer."""
         records: list[RequestRecord] = []
-        for number, turn in enumerate(conversation.turns):
+        for number, turn in enumerate(branch.turns, branch.first_turn):
+            await asyncio.sleep(turn.pause_s)
+            before_len = len(history)
             history += turn.tokens
             completion = Completion()
             sent_s = time.perf_counter()
@@ -85,10 +118,12 @@ class Client:
             answer = self._answer_ids(completion)
             records.append(
                 RequestRecord(
-                    conversation=index,
+                    conversation=branch.conversation,
                     turn=number,
+                    branch=branch.number,
                     sent_s=sent_s - began_s,
                     prompt_len=len(history),
+                    known_len=before_len + turn.known_len,
                     arrivals=tuple(completion.arrivals),
                     e2e_s=e2e_s,
                     output_len=completion.output_len,
@@ -104,6 +139,7 @@ class Client:
             if error is not None:
                 break
             history += turn.stand_in if answer is None else answer
+            answered(number, history)
         return records
 
     async def _send(self, prompt: Sequence[int], turn: ChatTurn, completion: Completion) -> str | None:

@@ -43,6 +43,10 @@ class RequestRecord:
     """Tokens that the local tokenizer makes of the answer's text; None without one."""
     usage: Mapping[str, Any] | None = None
     """Usage as the server sent it, timings included where it tells them."""
+    branch: int = 0
+    """0: the conversation itself; else the number of a fork of it."""
+    known_len: int = 0
+    """Prompt tokens that earlier requests of the run said or were answered."""
 
     @property
     def ttft_s(self) -> float | None:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from deltaserve.commands.load.load_client import Measurement
 from deltaserve.commands.load.record import RequestRecord
+from deltaserve.commands.load.reuse import ReuseSummary, reuse_of
 
 MAX_LAG_S = 0.01
 MAX_BUNCHED = 0.1
@@ -65,6 +66,8 @@ class BenchSummary:
     """Output tokens by the local tokenizer; None without one."""
     client_lag_s: Distribution | None = None
     """How late this client itself was: TTFT may read as much too long, TPOT and ITL too short."""
+    reuse: ReuseSummary | None = None
+    """None: the server told no timings."""
 
     @property
     def distrust(self) -> str | None:
@@ -129,6 +132,7 @@ def summarize(measurement: Measurement) -> BenchSummary:
         num_bunched=sum(record.num_bunched for record in done),
         retokenized_len=sum(retokenized) if retokenized else None,
         client_lag_s=distribution(measurement.lags_s),
+        reuse=reuse_of(done),
     )
 
 
@@ -203,6 +207,8 @@ def _totals(summary: BenchSummary) -> Iterable[tuple[str, str]]:
         yield "output tokens, retokenized", f"{summary.retokenized_len:,}"
     if summary.cached_len is not None and summary.input_len:
         yield "prompt tokens cached", f"{summary.cached_len:,} ({summary.cached_len / summary.input_len:.1%})"
+    if summary.reuse is not None:
+        yield from summary.reuse.as_rows()
     if summary.tokens_expected:
         yield "answers right", f"{summary.answers_right:,} of {summary.answers_expected:,}"
         yield "tokens right", f"{summary.tokens_right / summary.tokens_expected:.2%}"

@@ -18,12 +18,30 @@ class ChatTurn:
     """`output_len` ids that take the answer's place in the next prompt if the server does not tell its answer's ids."""
     expected: tuple[int, ...] | None = None
     """The right answer, where one can be computed."""
+    pause_s: float = 0.0
+    """Seconds before it is sent, counted from the answer before it: a tool runs, or a user reads."""
+    known_len: int = 0
+    """How many of `tokens`, from the first on, an earlier conversation begins with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns to be sent one after the other; turn n + 1 starts when the answer of turn n is complete."""
+    """Turns to be sent one after the other; turn n + 1 starts `pause_s` after the answer of turn n is complete."""
 
+    turns: tuple[ChatTurn, ...]
+    forks: tuple["Fork", ...] = ()
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.turns) + sum(len(fork.turns) for fork in self.forks)
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A branch of a conversation: it goes on behind an answer of it, beside it."""
+
+    after: int
+    """Index of the turn whose answer it goes on behind."""
     turns: tuple[ChatTurn, ...]
 
 

@@ -1,0 +1,85 @@
+"""What of the prompts was computed, and where the rest was found: from the `timings` that a deltaserve server tells.
+
+A prompt that decode computes itself is moved by nobody: what it found is decode's. Any other one is computed by prefill
+as far as prefill lacks it, whatever decode holds.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deltaserve.commands.load.record import RequestRecord
+
+_MOST_LOST = 0.1
+"""Share of a known prefix that may be computed again before it counts as evicted: pages are whole, tokens are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseSummary:
+    """Figures of completed requests whose server told timings."""
+
+    num_requests: int
+    num_prefilled: int
+    """Prompts among these that a prefill worker computed."""
+    prompt_len: int
+    """Tokens, likewise the following lengths."""
+    new_len: int
+    """What no earlier request of the run said or was answered."""
+    computed_len: int
+    """Prompt tokens that the worker computed which computed the prompt."""
+    decode_cached_len: int
+    prefill_cached_len: int
+    moved_bytes: int
+    """Pages and states, from prefill to decode."""
+    num_evicted: int
+    """Later turns of which neither side held what was known, but for a tenth."""
+
+    @property
+    def computed_over_new(self) -> float | None:
+        return self.computed_len / self.new_len if self.new_len else None
+
+    def as_rows(self) -> Iterable[tuple[str, str]]:
+        """Label and value of each figure, for people."""
+        yield "prompts by prefill", f"{self.num_prefilled:,} of {self.num_requests:,}"
+        yield "prompt tokens new", f"{self.new_len:,} of {self.prompt_len:,}"
+        ratio = self.computed_over_new
+        yield "prompt tokens computed", f"{self.computed_len:,}" + ("" if ratio is None else f" ({ratio:.2f} of new)")
+        yield "found by decode, by prefill", f"{self.decode_cached_len:,}, {self.prefill_cached_len:,}"
+        yield "bytes moved", f"{self.moved_bytes:,}"
+        yield "turns whose prefix was lost", f"{self.num_evicted:,}"
+
+
+def reuse_of(records: Sequence[RequestRecord]) -> ReuseSummary | None:
+    """None: no completed request has timings."""
+    told = [(record, timing) for record in records if (timing := _timing(record)) is not None]
+    if not told:
+        return None
+    prefilled = [(record, timing) for record, timing in told if timing["transferred_bytes"]]
+    return ReuseSummary(
+        num_requests=len(told),
+        num_prefilled=len(prefilled),
+        prompt_len=sum(record.prompt_len for record, _ in told),
+        new_len=sum(record.prompt_len - record.known_len for record, _ in told),
+        computed_len=sum(record.prompt_len - _found(timing) for record, timing in told),
+        decode_cached_len=sum(timing["decode_cached_tokens"] for _, timing in told),
+        prefill_cached_len=sum(timing["prefill_cached_tokens"] for _, timing in told),
+        moved_bytes=sum(timing["transferred_bytes"] + timing["transferred_state_bytes"] for _, timing in told),
+        num_evicted=sum(_is_lost(record, timing) for record, timing in told if record.turn),
+    )
+
+
+def _timing(record: RequestRecord) -> Mapping[str, int] | None:
+    """The timing of the one sample that a request asks for."""
+    usage: Mapping[str, Any] = record.usage or {}
+    timings = usage.get("timings")
+    return timings[0] if record.error is None and timings else None
+
+
+def _found(timing: Mapping[str, int]) -> int:
+    """Tokens that the worker which computed the prompt found in its cache."""
+    return timing["prefill_cached_tokens" if timing["transferred_bytes"] else "decode_cached_tokens"]
+
+
+def _is_lost(record: RequestRecord, timing: Mapping[str, int]) -> bool:
+    found = max(timing["decode_cached_tokens"], timing["prefill_cached_tokens"])
+    return found < record.known_len * (1 - _MOST_LOST)

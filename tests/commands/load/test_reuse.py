@@ -1,0 +1,59 @@
+"""What was computed of prompts, from the times and tokens that a server tells."""
+
+from dataclasses import replace
+from typing import Any
+
+from deltaserve.commands.load.record import RequestRecord
+from deltaserve.commands.load.reuse import reuse_of
+
+
+def record(turn: int, prompt_len: int, known_len: int, **timing: int) -> RequestRecord:
+    told: dict[str, Any] = {
+        "decode_cached_tokens": 0,
+        "prefill_cached_tokens": 0,
+        "transferred_bytes": 0,
+        "transferred_state_bytes": 0,
+    }
+    return RequestRecord(
+        conversation=0,
+        turn=turn,
+        sent_s=0.0,
+        prompt_len=prompt_len,
+        arrivals=(),
+        e2e_s=1.0,
+        output_len=10,
+        cached_len=None,
+        tokens_right=None,
+        tokens_expected=0,
+        error=None,
+        usage={"timings": [told | timing]},
+        known_len=known_len,
+    )
+
+
+def test_a_prompt_is_computed_by_whoever_computes_it() -> None:
+    cold = record(0, 100, 0, transferred_bytes=1000)
+    by_prefill = record(1, 130, 110, decode_cached_tokens=108, prefill_cached_tokens=96, transferred_bytes=300)
+    by_decode = record(2, 160, 140, decode_cached_tokens=136)
+    found = reuse_of([cold, by_prefill, by_decode])
+    assert found is not None
+    assert (found.num_requests, found.num_prefilled) == (3, 2)
+    assert found.new_len == 100 + 20 + 20
+    assert found.computed_len == 100 + (130 - 96) + (160 - 136)
+    assert (found.decode_cached_len, found.prefill_cached_len) == (108 + 136, 96)
+    assert found.moved_bytes == 1300
+    assert found.num_evicted == 0
+
+
+def test_a_later_turn_whose_prefix_nobody_holds_is_counted() -> None:
+    lost = record(1, 130, 110, decode_cached_tokens=8, transferred_bytes=300)
+    held_by_one = record(1, 130, 110, decode_cached_tokens=104, transferred_bytes=300)
+    found = reuse_of([lost, held_by_one, record(0, 100, 90)])
+    assert found is not None
+    assert found.num_evicted == 1
+
+
+def test_without_timings_nothing_is_said() -> None:
+    plain = replace(record(0, 10, 0), usage={"prompt_tokens": 10})
+    failed = replace(record(0, 10, 0), error="refused")
+    assert reuse_of([plain, failed]) is None
