@@ -37,7 +37,7 @@ ROOMS = {
 """package -> its folders, floor above floor as the packages are; "" is the package's own files. In the other packages a
 folder is a branch, and the package's own files name their branches: there only cycles of files are forbidden."""
 
-BRANCHES = ("transports/", "commands/", "compute/attention", "server/text.answers")
+BRANCHES = ("transports/", "commands/", "compute/attention", "server/text.answers", "launch/clusters.")
 """Packages, and rooms, whose folders are branches of one kind: their files may bear the same names, which the folder
 explains."""
 
@@ -63,6 +63,7 @@ VENDOR_FILES = {
     "triton": "triton",
     "flashinfer": "flashinfer",
     "zmq": "link",
+    "ray": "ray",
 }
 """Vendor library -> word that must occur in the module name that imports it."""
 RUN_TIME_IMPORTS = {"__import__", "import_module", "importlib.import_module"}

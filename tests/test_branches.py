@@ -41,6 +41,7 @@ KINDS: dict[str, Mapping[str, Branch]] = {
     "DRAFTS": branches.DRAFTS,
     "DIALECTS": branches.DIALECTS,
     "ANSWERS": branches.ANSWERS,
+    "CLUSTERS": branches.CLUSTERS,
 }
 TRUNK = {"torch", "safetensors"}
 """The attention backend that runs anywhere, and that others are compared with when they are opened; the format whose
@@ -78,7 +79,7 @@ FAMILIES = [case for case in CASES if case.kind == "FAMILIES"]
 FORMATS = [case for case in CASES if case.kind == "FORMATS"]
 DRAFTS = [case for case in CASES if case.kind == "DRAFTS"]
 
-ORDINARY_WORDS = {"local", "llama", "native", "quantised", "triton", *branches.DRAFTS, *branches.DIALECTS}
+ORDINARY_WORDS = {"local", "llama", "native", "quantised", "ray", "triton", *branches.DRAFTS, *branches.DIALECTS}
 """Names that mean other things as well: looked for are strings that are the name, and the folder's path."""
 _FAMILIES_IN_GGUF = ("model/family.py", *(f"model/families/{name}.py" for name in ("gemma3", "llama", "qwen3")))
 _MODEL_MAY_BE = (
@@ -265,7 +266,7 @@ for path in sorted(root.rglob("*.py")):
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:  # libraries that this machine lacks
-        assert (error.name or "").partition(".")[0] in ("triton", "flashinfer", "matplotlib", "nixl_cu12"), error
+        assert (error.name or "").partition(".")[0] in ("triton", "flashinfer", "matplotlib", "nixl_cu12", "ray"), error
 print("all imported")
 """
 

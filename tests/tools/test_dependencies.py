@@ -57,6 +57,7 @@ def test_every_extra_is_used() -> None:
         "plot",
         "uvloop",
         "otel",
+        "ray",
         "triton",
         "flashinfer",
         "deploy",

@@ -256,6 +256,20 @@ ATTENTION: Mapping[str, Branch] = MappingProxyType(
 )
 """Attention backends. The one that an automatic choice takes always is compared with the others at their start."""
 
+CLUSTERS: Mapping[str, Branch] = MappingProxyType(
+    {
+        "ray": Branch(
+            "deltaserve.launch.clusters.ray.kind",
+            {
+                "cluster": "nodes of a Ray cluster, an actor for each worker; needs the extra ray",
+                "address": "HOST:PORT of Ray's head; by default RAY_ADDRESS, or the cluster that this machine is in",
+            },
+            halves={"serve": "deltaserve.launch.clusters.ray.driver"},
+        ),
+    }
+)
+"""Launchers: what starts the workers of `serve` on other machines, and replaces them."""
+
 
 def with_words(branches: Mapping[str, Branch], setting: str) -> tuple[str, ...]:
     """Branches that a setting may name, where not all may be: those that have words on it."""

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from deltaserve.core.branches import TRANSPORTS
+from deltaserve.core.branches import CLUSTERS, TRANSPORTS
 from deltaserve.core.errors import ConfigError
+from deltaserve.launch.clusters.cluster_kinds import cluster_kind
 from deltaserve.launch.net_devices import check_devices, net_devices
 from deltaserve.model.drafts.draft_algorithm import HeadFolder, draft_algorithm
 from deltaserve.process.front.secrets import NO_CLUSTER_KEY
@@ -28,8 +29,11 @@ def lacking(command: str, settings: Settings) -> Iterator[str]:
     devices = settings.disaggregation.transfer_devices
     if command in WORKER_COMMANDS and devices is not None:
         yield from _missing_devices(devices)
-    if command in _SHARE_A_KEY and settings.security.cluster_key_file is None:
+    cluster = settings.cluster.cluster
+    if (command in _SHARE_A_KEY or cluster in CLUSTERS) and settings.security.cluster_key_file is None:
         yield NO_CLUSTER_KEY
+    if cluster in CLUSTERS:
+        yield from cluster_kind(cluster).refuse(settings)
     transport = settings.disaggregation.disaggregation_transfer_backend
     if transport in TRANSPORTS:
         yield from transport_kind(transport).refuse(transfer_flags(settings))

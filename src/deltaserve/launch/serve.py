@@ -18,6 +18,7 @@ from deltaserve.core.ids import Role
 from deltaserve.core.lifetime import Lifetime
 from deltaserve.core.quantization import Quantization
 from deltaserve.core.sizes import size
+from deltaserve.launch.clusters.cluster_kinds import load_launcher
 from deltaserve.launch.compose import (
     Checkpoint,
     device_of,
@@ -68,6 +69,8 @@ class Deployment:
 
 def run(settings: Settings) -> int:
     """Serve until a stop signal; the exit code. Raises ConfigError before any process is started."""
+    if settings.cluster.cluster != "none":
+        return load_launcher(settings.cluster.cluster).run(settings)
     return run_adjusted(settings, as_resolved)
 
 
@@ -92,7 +95,7 @@ def run_adjusted(settings: Settings, adjust: Callable[[WorkerSpec], WorkerSpec])
         if logging.log_to == "files":
             tell(f"logs of all processes: {log_dir}")
         options = supervisor_options(settings, log_dir if logging.log_to == "files" else None)
-        code = Supervisor(cluster.children, options, teller(cluster, tell)).run()
+        code = Supervisor(cluster.children, options, teller(cluster.base_url, tell)).run()
         if code is Exit.FAILED and options.log_dir is folder:
             tell(f"the logs are kept: {keep_logs(folder)}")
         return int(code)
@@ -133,6 +136,8 @@ def keep_logs(folder: Path) -> Path:
 
 def rehearse(settings: Settings) -> dict[str, str]:
     """What auto came to, by field. Raises ConfigError as `run` does; ports and log folder are not tried."""
+    if settings.cluster.cluster != "none":
+        return load_launcher(settings.cluster.cluster).rehearse(settings)
     prepared = prepare(settings)
     *_, resolved = prepared.resolved.values()
     found = auto_values(settings, resolved, "prefill and decode apart")
@@ -428,7 +433,7 @@ def _pages(r: ResolvedConfig) -> str:
     return " and ".join(found)
 
 
-def teller(cluster: Deployment, say: Say) -> Callable[[ChildEvent], None]:
+def teller(base_url: str, say: Say) -> Callable[[ChildEvent], None]:
     """Prints what happens; says how to use the server once it is ready."""
     is_told = False
 
@@ -437,6 +442,6 @@ def teller(cluster: Deployment, say: Say) -> Callable[[ChildEvent], None]:
         say(event)
         if isinstance(event, AllReady) and not is_told:
             is_told = True
-            say(f"serving at {cluster.base_url}/v1  (Ctrl-C ends it)")
+            say(f"serving at {base_url}/v1  (Ctrl-C ends it)")
 
     return tell

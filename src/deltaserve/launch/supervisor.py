@@ -114,9 +114,21 @@ class Supervisor:
     # ------------------------------------------------------------ the loop
 
     def run(self) -> Exit:
-        """Start all children, keep them running, end them. Call it in the main thread; returns the exit code."""
+        """Do what `keep` does until a stop signal. Call it in the main thread; returns the exit code."""
         old = {number: signal.signal(number, self._on_signal) for number in stop_signals()}
         self._stops.wake_on_signals()
+        try:
+            return self.keep()
+        finally:
+            signal.set_wakeup_fd(-1)
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def keep(self) -> Exit:
+        """Start all children, keep them running, end them after `stop`. Returns the exit code.
+
+        The children end with the thread that calls it, as the kernel sees to it.
+        """
         self._selector.register(self._stops.fileno(), selectors.EVENT_READ)
         try:
             for watched in self._watched.values():
@@ -127,9 +139,6 @@ class Supervisor:
         finally:
             self._kill_all()
             self._selector.close()
-            signal.set_wakeup_fd(-1)
-            for number, handler in old.items():
-                signal.signal(number, handler)
         return self._exit
 
     def stop(self) -> None:

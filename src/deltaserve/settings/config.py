@@ -11,7 +11,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 
-from deltaserve.core.branches import ANSWERS, ATTENTION, DRAFTS, TRANSPORTS, automatic_help, branch_help, with_words
+from deltaserve.core.branches import (
+    ANSWERS,
+    ATTENTION,
+    CLUSTERS,
+    DRAFTS,
+    TRANSPORTS,
+    automatic_help,
+    branch_help,
+    with_words,
+)
 from deltaserve.core.quantization import Quantization
 from deltaserve.core.sampling import SamplingSource
 from deltaserve.settings.worker_list import NAME_PATTERN, SERVICE_PATTERN, WORKER_PATTERN
@@ -82,6 +91,7 @@ PageSize = Annotated[
 TransferBackend = Annotated[str, BranchWords(("auto", *TRANSPORTS))]
 DraftAlgorithm = Annotated[str, BranchWords(("off", *DRAFTS))]
 Attention = Annotated[str, BranchWords(("auto", *ATTENTION))]
+Launcher = Annotated[str, BranchWords(("none", *CLUSTERS))]
 CallParser = Annotated[str, BranchWords(("auto", "none", *with_words(ANSWERS, "tool_call_parser")))]
 ReasoningParser = Annotated[str, BranchWords(("auto", "none", *with_words(ANSWERS, "reasoning_parser")))]
 KvDtype = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
@@ -200,6 +210,7 @@ def option(default: Any, help_text: str, *, commands: tuple[str, ...] = (), use:
 COMPUTING = ("serve", "prefill", "decode")
 ROUTING = ("serve", "router")
 DECODING = ("serve", "decode")
+WORKERS_ANYWHERE = ("prefill", "decode", "serve")
 """Commands that read an option. The others refuse its flag; a file of options may be shared by all."""
 
 
@@ -326,12 +337,13 @@ class MemorySettings(Group):
         use="rare",
     )
     disable_radix_cache: bool = option(
-        False, "share no pages between requests on either side; for comparison only", commands=COMPUTING
+        False, "share no pages between requests on either side; for comparison only", commands=COMPUTING, use="rare"
     )
     disable_decode_radix_cache: bool = option(
         False,
         "decode workers alone share no pages: every prompt is moved whole; for comparison only",
         commands=("serve",),
+        use="rare",
     )
 
 
@@ -361,7 +373,10 @@ class SchedulingSettings(Group):
         use="rare",
     )
     num_reserved_decode_tokens: CountOrNone = option(
-        512, "tokens to keep room for, per running request, before another is admitted", commands=DECODING
+        512,
+        "tokens to keep room for, per running request, before another is admitted",
+        commands=DECODING,
+        use="rare",
     )
     decode_extend_tokens: CountOrNone = option(
         256,
@@ -571,7 +586,7 @@ class DisaggregationSettings(Group):
     transfer_devices: Devices | None = option(
         None,
         "devices of page transfers (UCX_NET_DEVICES); by default the interfaces on --trusted-data-network",
-        commands=("prefill", "decode"),
+        commands=WORKERS_ANYWHERE,
         use="rare",
     )
     transfer_fenced: Transports | None = option(
@@ -595,7 +610,9 @@ class DisaggregationSettings(Group):
         use="rare",
     )
     disaggregation_bootstrap_port: Port = option(
-        8998, "port on which this worker listens for links", commands=("prefill", "decode")
+        8998,
+        "port on which this worker listens for links; with --cluster the first one's, others have those above",
+        commands=WORKERS_ANYWHERE,
     )
     conditional_prefill: Literal["off", "auto"] = option(
         "off", "auto: decode computes a short delta itself when that is sooner than by prefill", commands=ROUTING
@@ -608,6 +625,28 @@ class DisaggregationSettings(Group):
     )
     verify: Literal["off", "crc"] = option(
         "off", "crc: checksum of every page moved, made by prefill, tested by decode", commands=COMPUTING
+    )
+
+
+class ClusterSettings(Group):
+    title: ClassVar[str] = "several machines"
+
+    cluster: Launcher = option(
+        "none",
+        "; ".join(
+            (
+                "where the workers run",
+                "none: on this machine, on which the front always is",
+                *branch_help(CLUSTERS, "cluster"),
+            )
+        ),
+        commands=("serve",),
+    )
+    address: Text | None = option(
+        None,
+        "; ".join(("where the cluster of --cluster is", *branch_help(CLUSTERS, "address"))),
+        commands=("serve",),
+        use="rare",
     )
 
 
@@ -710,7 +749,7 @@ class SecuritySettings(Group):
     trusted_data_network: Network | None = option(
         None,
         "network on which page transfers, which carry no authentication, may listen",
-        commands=("prefill", "decode"),
+        commands=WORKERS_ANYWHERE,
     )
 
 
@@ -774,6 +813,7 @@ class Settings(Group):
     speculation: SpeculationSettings = SpeculationSettings()
     parallelism: ParallelSettings = ParallelSettings()
     disaggregation: DisaggregationSettings = DisaggregationSettings()
+    cluster: ClusterSettings = ClusterSettings()
     network: NetworkSettings = NetworkSettings()
     security: SecuritySettings = SecuritySettings()
     logging: LoggingSettings = LoggingSettings()

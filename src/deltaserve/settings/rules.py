@@ -10,12 +10,31 @@ from deltaserve.settings.kv_events import read_kv_events
 from deltaserve.settings.worker_list import parse_workers
 
 WORKER_COMMANDS = ("prefill", "decode")
+_HIGHEST_PORT = 65535
 
 
 def breaches(settings: Settings, command: str) -> Iterator[str]:
     """Each rule that `deltaserve COMMAND` would break."""
-    for rule in (_paths, _modes, _ranks, _lengths, _speculation, _listeners, _kv_events, _logs):
+    for rule in (_paths, _modes, _cluster, _ranks, _lengths, _speculation, _listeners, _kv_events, _logs):
         yield from rule(settings, command)
+
+
+def idle(settings: Settings, command: str) -> Iterator[str]:
+    """What `deltaserve COMMAND` was given and does not read, because of something else that it was given or not."""
+    if command != "serve" or settings.cluster.cluster != "none":
+        return
+    asked, security = settings.disaggregation, settings.security
+    here = "the workers of one `serve` are on this machine"
+    if asked.transfer_devices is not None:
+        yield f"--transfer-devices {asked.transfer_devices} changes nothing: {here}"
+    if security.trusted_data_network is not None:
+        yield f"--trusted-data-network {security.trusted_data_network} changes nothing: {here}"
+    port = asked.disaggregation_bootstrap_port
+    if port != Settings().disaggregation.disaggregation_bootstrap_port:
+        yield (
+            f"--disaggregation-bootstrap-port {port} changes nothing: the workers of one `serve` find ports for their "
+            "links themselves"
+        )
 
 
 def _paths(settings: Settings, command: str) -> Iterator[str]:
@@ -46,6 +65,28 @@ def _modes(settings: Settings, command: str) -> Iterator[str]:
         yield "--disable-decode-radix-cache: one worker has one cache (mode null); use --disable-radix-cache"
     if command == "router":
         yield from _router_workers(settings)
+
+
+def _cluster(settings: Settings, command: str) -> Iterator[str]:
+    asked = settings.cluster
+    if command != "serve":
+        return
+    if asked.cluster == "none":
+        if asked.address is not None:
+            yield f"--address {asked.address[:80]}: names a cluster; add --cluster, what kind it is of"
+        return
+    flag = f"--cluster {asked.cluster}"
+    if settings.disaggregation.disaggregation_mode == "null":
+        yield f"{flag}: prefill and decode are workers of their own there; leave --disaggregation-mode null out"
+    if settings.parallelism.dp_size > 1:
+        yield f"{flag}: workers that share experts (--dp-size) are all on one machine; leave one of them out"
+    if settings.network.kv_events_config is not None:
+        yield f"{flag}: workers there tell no KV events; leave --kv-events-config out"
+    disaggregation = settings.disaggregation
+    last = disaggregation.disaggregation_bootstrap_port + disaggregation.prefill + disaggregation.decode - 1
+    if last > _HIGHEST_PORT:
+        first = disaggregation.disaggregation_bootstrap_port
+        yield f"--disaggregation-bootstrap-port {first}: the last worker would have port {last}, above {_HIGHEST_PORT}"
 
 
 def _ranks(settings: Settings, command: str) -> Iterator[str]:

@@ -86,6 +86,8 @@ EXAMPLES: dict[str, str] = {
     "host": "localhost",
     "port": "8080",
     "max-connections-per-address": "64",
+    "cluster": "ray",
+    "address": "10.0.0.1:6379",
     "worker-name": "prefill.one",
     "otlp-traces-endpoint": "http://127.0.0.1:4318/v1/traces",
     "workers-file": "/etc/deltaserve/workers",
@@ -123,6 +125,7 @@ EXAMPLES: dict[str, str] = {
 }
 COMPANIONS = {
     "speculative-draft-model-path": ["--speculative-algorithm", "EAGLE3"],
+    "address": ["--cluster", "ray"],
     "dp-size": ["--enable-dp-attention"],
     "enable-dp-attention": ["--dp-size", "2"],
     "ssl-keyfile": ["--ssl-certfile", "server.pem"],

@@ -11,6 +11,7 @@ from deltaserve.commands.doctor.model import check_model
 from deltaserve.commands.doctor.server import check_server
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.findings import Level, Line, verdict
+from deltaserve.launch.clusters.cluster_kinds import cluster_kinds
 from deltaserve.process.front.secrets import read_api_keys
 from deltaserve.server.settings import ApiKey
 from deltaserve.settings.config import Settings
@@ -88,6 +89,8 @@ def _all_lines(arguments: argparse.Namespace, settings: Settings | None, keys: S
         yield from check_listeners(arguments.host, arguments.port)
     for kind in transport_kinds():
         yield from kind.checks(None)
+    for launcher in cluster_kinds():
+        yield from launcher.checks()
     if settings is not None:
         yield from check_model(settings)
     if arguments.base_url is not None:

@@ -73,10 +73,6 @@ _ROUTERS_KEYS = ("served-model-name", "stream-interval", "default-max-tokens", "
 _ELSEWHERE: Mapping[tuple[str, str], Idle | Denied] = {
     **{(worker, "port"): Idle(_NO_HTTP) for worker in ("prefill", "decode")},
     **{(worker, key): Idle(_ROUTERS) for worker in ("prefill", "decode") for key in _ROUTERS_KEYS},
-    ("serve", "transfer-devices"): Idle("the workers of one `serve` are on this machine"),
-    ("serve", "disaggregation-bootstrap-port"): Idle(
-        "the workers of one `serve` find ports for their links themselves"
-    ),
 }
 """(command, a key of ours that it has not) |-> what becomes of it."""
 

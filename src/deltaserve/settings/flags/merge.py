@@ -28,7 +28,7 @@ from deltaserve.settings.flags.known_flags import (
 from deltaserve.settings.flags.line_words import Word, take_apart
 from deltaserve.settings.flags.options import nearest
 from deltaserve.settings.flags.problems import problems_of, raise_problems
-from deltaserve.settings.rules import breaches
+from deltaserve.settings.rules import breaches, idle
 
 _MODEL, _NAMES = "model-path", "served-model-name"
 
@@ -253,4 +253,5 @@ class _Merged:
         settings = Settings.model_validate(tree)
         named = [f"--{key}" for key in self.wrong]
         told = [text for text in breaches(settings, self.known.command) if not any(flag in text for flag in named)]
-        return CommandLine(settings, dump_config, tuple(self.notes), (*self.problems, *told))
+        notes = (*self.notes, *idle(settings, self.known.command))
+        return CommandLine(settings, dump_config, notes, (*self.problems, *told))

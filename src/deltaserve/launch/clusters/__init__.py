@@ -1,0 +1,1 @@
+"""Launchers that run the workers of `serve` on several machines."""
