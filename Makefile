@@ -1,4 +1,4 @@
-# Every target creates .venv when it is missing or out of date, and compiles the native library anew when its sources
+# Every target but `wheel` creates .venv when it is missing or out of date, and compiles the native library anew when its sources
 # changed. Needed on the machine: make and Python >= 3.11; with a C++ compiler attention is several times as fast.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -15,12 +15,15 @@ $(READY): $(STAMP) $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) $(NATIVE)/compile_l
 	@$(PYTHON) -m deltaserve.compute.native.compile_library
 	@touch $@
 
-.PHONY: help venv demo docs check test test-full test-lowest sim sim-mutants features soak bench clients gpu-check format clean
+.PHONY: help venv wheel demo docs check test test-full test-lowest sim sim-mutants features soak bench clients gpu-check format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(READY) ## Create .venv: torch for CPU where there is no NVIDIA GPU, then deltaserve with its pinned dependencies
+
+wheel: ## A release's source archive and wheel (manylinux), in dist: needs python3 >= 3.11 and a C++ compiler only
+	@scripts/wheel
 
 demo: $(READY) ## Prefill and decode apart, decode's cache off and on; a talk with a language model, left running by KEEP=1
 	@$(PYTHON) -m deltaserve.cli.main demo $(if $(KEEP),--keep) $(ARGS)
@@ -71,5 +74,5 @@ format: $(READY) ## Rewrite the sources in the one format
 	@.venv/bin/ruff format --quiet .
 
 clean: ## Remove .venv and everything else that is not a source
-	@rm -rf .venv build out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	@rm -rf .venv build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

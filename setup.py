@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -42,15 +42,18 @@ def _compile_library() -> None:
             print(f"compiling the native library: {time.monotonic() - started:.0f} s so far", flush=True)
 
 
-class PlatformWheel(bdist_wheel):  # type: ignore[misc]
-    """Of any Python 3, but of one platform if it holds the library."""
+class WithLibrary(Distribution):  # type: ignore[misc]
+    """Of one platform: it is installed where such packages are, or no tool takes the library in it for one."""
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = False
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+class PlatformWheel(bdist_wheel):  # type: ignore[misc]
+    """Of any Python 3."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
 
 
-setup(cmdclass={"build_py": CompileAndPack, "bdist_wheel": PlatformWheel})
+setup(distclass=WithLibrary, cmdclass={"build_py": CompileAndPack, "bdist_wheel": PlatformWheel})

@@ -51,7 +51,8 @@ def test_what_is_installed_is_the_wheel_with_extras_that_there_are(name: str) ->
     assert "/dist/deltaserve-*.whl" in install and "-c /constraints.txt" in install
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     asked = re.search(r"\[([\w,]+)\]", install)
-    assert asked is None or set(asked[1].split(",")) <= extras
+    assert asked is not None and set(asked[1].split(",")) <= extras
+    assert {"nixl", "cuda12", "cuda13"} & set(asked[1].split(",")), "workers in several containers need NIXL"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -78,4 +79,4 @@ def test_what_it_starts_is_deltaserve(name: str, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("name", FILES)
 def test_its_first_lines_say_how_to_build_it(name: str) -> None:
     head = (ROOT / "deploy" / "images" / name).read_text().partition("ARG")[0]
-    assert f"-f deploy/images/{name} " in head and "pip wheel --no-deps -w dist ." in head
+    assert f"-f deploy/images/{name} " in head and "make wheel && " in head

@@ -13,10 +13,23 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SERVING = [Requirement(text) for text in PROJECT["dependencies"]]
-TESTED_EXTRAS = [Requirement(text) for name in ("verify", "uvloop") for text in PROJECT["optional-dependencies"][name]]
+TESTED_EXTRAS = [
+    Requirement(text) for name in ("nixl", "verify", "uvloop") for text in PROJECT["optional-dependencies"][name]
+]
 ON_GPU_MACHINES = {"torch"}
 """Their floor is what a GPU machine ran: no build of it for CPUs can be installed for scripts/test-lowest."""
-ONLY_FOR_TESTS = {"transformers", "triton", "pytest", "hypothesis", "mypy", "ruff", "openai", "matplotlib"}
+NOT_FOR_SERVING = {
+    "transformers",
+    "nixl-cu12",
+    "nixl-cu13",
+    "triton",
+    "pytest",
+    "hypothesis",
+    "mypy",
+    "ruff",
+    "openai",
+    "matplotlib",
+}
 
 
 def pins(file: str) -> dict[str, Version]:
@@ -43,8 +56,8 @@ def test_the_pinned_version_is_allowed(requirement: Requirement) -> None:
     assert requirement.specifier.contains(pins("constraints.txt")[canonicalize_name(requirement.name)])
 
 
-def test_serving_brings_nothing_that_only_tests_and_verify_need() -> None:
-    assert not ONLY_FOR_TESTS & {canonicalize_name(requirement.name) for requirement in SERVING}
+def test_serving_brings_nothing_that_it_does_not_need() -> None:
+    assert not NOT_FOR_SERVING & {canonicalize_name(requirement.name) for requirement in SERVING}
 
 
 def test_every_extra_is_used() -> None:
@@ -52,6 +65,8 @@ def test_every_extra_is_used() -> None:
     assert extras == {
         "verify",
         "demo",
+        "nixl",
+        "cuda12",
         "cuda13",
         "mooncake",
         "plot",

@@ -1,42 +1,45 @@
-"""What `pip wheel .` makes: it holds the demo's model, and both run from it in an empty folder."""
+"""What `pip wheel .` makes: what is in it, whom it asks for, and that the demo runs from it in an empty folder."""
 
 import os
 import subprocess
 import sys
-import zipfile
-from collections.abc import Iterator
 from pathlib import Path
+from zipfile import ZipFile
 
-import httpx
 import pytest
+from packaging.metadata import Metadata
+from packaging.requirements import Requirement
+from packaging.utils import parse_wheel_filename
 
+from deltaserve.compute.native.compile_library import KERNEL_FLAGS
+from tests.compute.native.native_build import compiled_library
 from tests.patience import PATIENCE_S
-from tests.ports import free_port
+from tests.tools.built_wheel import (
+    LIBRARY,
+    PACKED,
+    PIP,
+    ROOT,
+    names_in,
+    needed_versions,
+    quick_wheel,
+    repository_files,
+    text_in,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKED = Path("deltaserve/packed/models/recall-micro")
-PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
-
-pytestmark = pytest.mark.slow
+NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
+"""What manylinux_2_28 may ask of a machine; torch's wheels have that tag, so that nobody gains by an older one."""
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the tree, because setuptools writes beside the sources."""
-    folder = tmp_path_factory.mktemp("wheel")
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, check=True
-    ).stdout
-    for name in filter(None, listed.decode().split("\0")):
-        if (ROOT / name).is_file():
-            (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / "tree" / name).write_bytes((ROOT / name).read_bytes())
-    for library in (ROOT / "src/deltaserve/compute/native").glob("*.so"):  # current here: need not be compiled again
-        (folder / "tree/src/deltaserve/compute/native" / library.name).write_bytes(library.read_bytes())
-    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(folder / "tree")]
-    subprocess.run(build, check=True, timeout=None)
-    (made,) = folder.glob("deltaserve-*.whl")
-    return made
+    compiled_library()
+    return quick_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Metadata:
+    """Validated as an index does that takes it."""
+    return Metadata.from_email(text_in(wheel, ".dist-info/METADATA"), validate=True)
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +54,56 @@ def environment(installed: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(installed), "PYTHONUNBUFFERED": "1"}
 
 
-def test_it_holds_the_model_and_is_of_any_python(wheel: Path) -> None:
-    names = {name.split("/purelib/")[-1] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {f"{PACKED}/{file.name}" for file in (ROOT / "models" / "recall-micro").iterdir()} <= names
-    assert wheel.name.split("-")[2:4] == ["py3", "none"]
+def test_it_holds_the_package_the_library_and_the_demos_model_and_nothing_else(wheel: Path) -> None:
+    """No test, no tool, nothing of deploy/; one library; the licence."""
+    source = {name.removeprefix("src/") for name in repository_files() if name.startswith("src/deltaserve/")}
+    code = {name for name in source if not name.endswith(".md")}
+    model = {f"{PACKED}/{file.name}" for file in (ROOT / "models" / "recall-micro").iterdir()}
+    names = names_in(wheel)
+    about = {name.partition(".dist-info/")[2] for name in names if ".dist-info/" in name}
+    assert {name for name in names if ".dist-info/" not in name} == code | model | {LIBRARY}
+    assert about == {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
 
 
+def test_it_is_of_any_python_and_of_one_platform(wheel: Path) -> None:
+    _, _, _, tags = parse_wheel_filename(wheel.name)
+    assert {(tag.interpreter, tag.abi) for tag in tags} == {("py3", "none")}
+    assert all(tag.platform.startswith("linux_") for tag in tags)
+    assert "Root-Is-Purelib: false" in text_in(wheel, ".dist-info/WHEEL")
+
+
+def test_its_library_is_for_every_instruction_set_and_for_the_machines_that_torch_is_for(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        library = archive.read(LIBRARY)
+    assert all(name.encode() in library for name in KERNEL_FLAGS[os.uname().machine])
+    needed = needed_versions(library)
+    assert needed.keys() == NEWEST.keys()
+    assert all(version <= NEWEST[kind] for kind, version in needed.items()), needed
+
+
+def test_what_indexes_ask_of_metadata(metadata: Metadata) -> None:
+    assert metadata.license_expression == "Apache-2.0"
+    assert metadata.license_files == ["LICENSE"]
+    assert metadata.description_content_type == "text/markdown"
+    assert metadata.description == (ROOT / "README.md").read_text()
+    assert str(metadata.requires_python) == ">=3.11"
+
+
+@pytest.mark.parametrize(
+    ("extra", "package"),
+    [("verify", "transformers"), ("nixl", "nixl-cu12"), ("cuda12", "deltaserve"), ("cuda13", "nixl-cu13")],
+)
+def test_what_only_an_extra_brings(metadata: Metadata, extra: str, package: str) -> None:
+    asked = [one for one in metadata.requires_dist or [] if one.name == package]
+    assert any(brings(one, extra) for one in asked)
+    assert not any(brings(one, "") for one in asked)
+
+
+def brings(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+@pytest.mark.slow
 def test_the_demo_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "deltaserve.cli.main", "demo", "--quick", "--no-talk"]
     done = subprocess.run(
@@ -72,30 +119,3 @@ def test_the_demo_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stdout
     assert "right" in done.stdout
-
-
-@pytest.fixture
-def served(installed: Path, tmp_path: Path) -> Iterator[str]:
-    """`deltaserve serve` of the packed model; the URL."""
-    port = free_port()
-    model = installed / PACKED
-    command = [sys.executable, "-m", "deltaserve.cli.main", "serve", str(model), "--page-size", "16"]
-    options = ["--port", str(port), "--num-pages", "64", "--device", "cpu"]
-    with subprocess.Popen(
-        [*command, *options], cwd=tmp_path, env=environment(installed), stderr=subprocess.PIPE
-    ) as server:
-        assert server.stderr is not None
-        lines = iter(server.stderr.readline, b"")
-        assert any(b"all processes are ready" in line for line in lines), "it ended"
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-            server.stderr.read()
-
-
-def test_the_packed_model_is_served(served: str) -> None:
-    body = {"model": "recall-micro", "prompt": [3, 4, 5], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
-    answer = httpx.post(f"{served}/v1/completions", json=body, timeout=PATIENCE_S)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["usage"]["completion_tokens"] == 2

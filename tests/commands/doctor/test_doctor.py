@@ -147,11 +147,18 @@ def test_transfer_that_cannot_be_set_up(monkeypatch: pytest.MonkeyPatch) -> None
     assert "UCX_TLS" in line.text
 
 
-def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("asked", "level"), [(None, Level.WARN), (TransportOptions(tls="tcp,self", devices="lo"), Level.FAIL)]
+)
+def test_a_library_that_is_missing_is_named(
+    asked: TransportOptions | None, level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An obstacle where it was asked for; nothing is tried without it."""
     monkeypatch.setattr(nixl_checks, "fitting_packages", lambda major: ("no-such-package",))
-    line = next(iter(nixl_checks.check(None)))
-    assert line.level is Level.WARN
+    (line,) = nixl_checks.check(asked)
+    assert line.level is level
     assert line.text.startswith("no-such-package is not installed; workers between which pages move by nixl need it")
+    assert "pip install nixl-cu" in line.text
 
 
 def test_local_transfers_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:

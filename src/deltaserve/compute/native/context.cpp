@@ -1,5 +1,6 @@
 #include "context.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 
 #include <algorithm>
@@ -21,6 +22,12 @@ template <class Condition> bool comes_soon(Condition condition) {
         std::this_thread::yield();
     }
     return true;
+}
+
+// As the variable's own wait, which GCC 12 and newer take from a libstdc++ of their own age: a wheel is for older ones, too.
+template <class Condition>
+void wait_for(std::condition_variable& variable, std::unique_lock<std::mutex>& lock, Condition condition) {
+    while (!condition()) pthread_cond_wait(variable.native_handle(), lock.mutex()->native_handle());
 }
 
 }  // namespace
@@ -67,7 +74,7 @@ void ThreadPool::run(int64_t count, const std::function<void(int64_t, int)>& tas
     take_tasks(0);
     if (is_alone || comes_soon([this] { return busy_ == 0; })) return;
     std::unique_lock<std::mutex> lock(mutex_);
-    finished_.wait(lock, [this] { return busy_ == 0; });
+    wait_for(finished_, lock, [this] { return busy_ == 0; });
 }
 
 void ThreadPool::serve(int thread) {
@@ -76,7 +83,7 @@ void ThreadPool::serve(int thread) {
         comes_soon([&] { return round_ != seen; });
         std::unique_lock<std::mutex> lock(mutex_);
         // Who helped in the last round has seen it: a round that is over is never entered.
-        started_.wait(lock, [&] { return is_closing_ || (thread <= helpers_ && round_ != seen); });
+        wait_for(started_, lock, [&] { return is_closing_ || (thread <= helpers_ && round_ != seen); });
         if (is_closing_) return;
         seen = round_;
         lock.unlock();

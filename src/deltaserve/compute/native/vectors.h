@@ -262,6 +262,17 @@ DS_INLINE Vec from_half_bits(IntVec bits) {
     const Vec value = (Vec)(magnitude << 13) * all(5.192296858534828e33f);  // 2^112: the exponents' biases differ by it
     return (Vec)((WordVec)value | (WordVec)special | ((WordVec)(bits & 0x8000) << 16));
 }
+
+// The nearest halves, of two the even one. Not by _Float16: older compilers lack it, and older libraries what it calls.
+DS_INLINE WordVec to_half_bits(Vec v) {
+    const WordVec bits = (WordVec)v, magnitude = bits & 0x7fffffff;
+    const WordVec normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13;  // the biases differ by 112
+    const WordVec denormal = (WordVec)((Vec)magnitude + all(0.5f)) - 0x3f000000;  // of 0.5 the last bit is a denormal's
+    const WordVec finite = magnitude < 0x38800000 ? denormal : normal;
+    const WordVec nan = 0x7e00 | (magnitude >> 13 & 0x3ff);
+    const WordVec special = magnitude > 0x7f800000 ? nan : WordVec{} + 0x7c00;
+    return (magnitude < 0x47800000 ? finite : special) | (bits >> 16 & 0x8000);
+}
 #endif
 
 struct Float16 {
@@ -281,10 +292,8 @@ struct Float16 {
 #elif defined(__AVX2__)
         _mm_storeu_si128((__m128i*)to, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
 #else
-        for (int i = 0; i < kLanes; i++) {
-            const _Float16 half = (_Float16)v[i];
-            memcpy(to + 2 * i, &half, 2);
-        }
+        const ShortVec halves = __builtin_convertvector(to_half_bits(v), ShortVec);
+        memcpy(to, &halves, sizeof halves);
 #endif
     }
 };

@@ -19,7 +19,7 @@ from deltaserve.core.findings import Level, Line
 from deltaserve.core.ids import Boot, PeerName
 from deltaserve.core.transport import RemoteRank, RemoteRegion, TransportError
 from deltaserve.transports.gpu_trial import cuda_major, gpu_problem, has_gpu
-from deltaserve.transports.nixl.library import fitting_packages
+from deltaserve.transports.nixl.library import fitting_packages, how_to_install
 from deltaserve.transports.nixl.ucx_environment import ucx_environment
 from deltaserve.transports.probing import NUM_BYTES, REGION, poll
 from deltaserve.transports.registry import TransportOptions, cannot_open, installed_version, transport_kind
@@ -32,7 +32,11 @@ _WRITER, _READER = "doctor-p", "doctor-d"
 def check(asked: TransportOptions | None) -> Iterator[Line]:
     """Whether the library is there, what it moves between two children, and where there is a GPU whether it takes that
     one's memory. No child outlives the call."""
-    yield _library()
+    found = installed_version(fitting_packages(cuda_major()))
+    if found is None:
+        yield _missing(Level.WARN if asked is None else Level.FAIL)
+        return
+    yield Line(Level.OK, "library", " ".join(found))
     options = asked or _LOOPBACK
     writer, reader = children = [_start(_WRITER, _READER, options), _start(_READER, _WRITER, options)]
     try:
@@ -43,7 +47,7 @@ def check(asked: TransportOptions | None) -> Iterator[Line]:
         for child in children:
             child.kill()
             child.communicate()
-    if has_gpu() and installed_version(fitting_packages(cuda_major())) is not None:
+    if has_gpu():
         yield _on_gpu(asked)
 
 
@@ -58,13 +62,11 @@ def _on_gpu(asked: TransportOptions | None) -> Line:
     return Line(level, "transfer", cannot_open("nixl", ["cuda:0"], TransportError(problem)))
 
 
-def _library() -> Line:
-    packages = fitting_packages(cuda_major())
-    found = installed_version(packages)
-    if found is not None:
-        return Line(Level.OK, "library", " ".join(found))
+def _missing(level: Level) -> Line:
+    """Workers of one serve need it not."""
+    package, install = fitting_packages(cuda_major())[0], how_to_install(cuda_major())
     why = "workers between which pages move by nixl need it, on several machines all"
-    return Line(Level.WARN, "library", f"{packages[0]} is not installed; {why}")
+    return Line(level, "library", f"{package} is not installed; {why}: {install}")
 
 
 def _cannot(problem: object) -> str:
