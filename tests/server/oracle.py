@@ -10,6 +10,7 @@ from deltaserve.control.front.client import (
     EngineStats,
     Generation,
     Limits,
+    NameTaken,
     OutputDelta,
     RoleAnswer,
     RoleRefused,
@@ -156,9 +157,11 @@ class OracleEngine:
         return RoleAnswer.CHANGING
 
     def add_worker(self, worker: str, role: Role, url: str) -> None:
-        """decode-0 is there as a decode worker."""
+        """decode-0 is there as a decode worker, decode-1 elsewhere."""
         if (worker, role) == ("decode-0", Role.PREFILL):
             raise RoleRefused("decode-0 is a decode worker, not prefill")
+        if worker == "decode-1":
+            raise NameTaken("decode-1 is in use, at tcp://127.0.0.1:8998")
         self.joined.append((worker, role, url))
 
     def remove_worker(self, worker: str, grace_s: float) -> None:

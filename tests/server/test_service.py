@@ -252,6 +252,7 @@ async def test_workers_join_and_leave_by_call(codec: TextCodec) -> None:
         assert engine.left == [("decode-1", 2.0), ("decode-0", SETTINGS.grace_s)]
         for code, verb, body in (
             (409, "join", {"worker": "decode-0=prefill@10.0.0.1:8998"}),
+            (409, "join", {"worker": "decode-1=decode@10.0.0.1:8998"}),
             (400, "join", {"worker": "10.0.0.1:8998"}),
             (400, "join", {"worker": "prefill@10.0.0.1:0"}),
             (400, "join", {"worker": "front@10.0.0.1:8998"}),

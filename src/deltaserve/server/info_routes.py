@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deltaserve import __version__
-from deltaserve.control.front.client import Generation, Limits, RoleAnswer, RoleRefused, UnknownWorker
+from deltaserve.control.front.client import Generation, Limits, NameTaken, RoleAnswer, RoleRefused, UnknownWorker
 from deltaserve.core.errors import FailReason, RequestFailed
 from deltaserve.core.ids import Role, Room
 from deltaserve.core.sampling import SamplingParams
@@ -279,6 +279,8 @@ async def join_worker(front: Front, request: Request) -> Response:
             front.engine.add_worker(entry.name, entry.role, entry.url)
         except RoleRefused as error:
             raise ApiError(409, "role_refused", str(error)) from error
+        except NameTaken as error:
+            raise ApiError(409, "name_taken", str(error), "worker") from error
         return json_reply({"worker": entry.name, "role": entry.role.value, "url": entry.url}, 202)
 
 

@@ -9,7 +9,7 @@ from contextvars import Context
 import msgspec
 import pytest
 
-from deltaserve.control.front.client import Engine, Generation, OutputDelta
+from deltaserve.control.front.client import Engine, Generation, NameTaken, OutputDelta
 from deltaserve.control.front.events import FrontConfig
 from deltaserve.control.front.front_core import FrontCore
 from deltaserve.core.errors import FailReason, IntegrityError, RequestFailed
@@ -333,6 +333,29 @@ def test_one_that_does_not_fit_and_one_that_never_answered_are_told_of(caplog: p
 
     with caplog.at_level("INFO", "deltaserve.process.front"):
         asyncio.run(scenario())
+
+
+def test_a_name_in_use_is_given_to_no_other_address() -> None:
+    """Whatever listens there: who has the name keeps it, and goes on. It is free once that one is gone."""
+
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h:
+            task = h.collect(generation(1))
+            submit = (await h["decode-0"].hears(Submit))[0]
+            with pytest.raises(NameTaken, match="decode-0 is in use, at tcp://"):
+                h.engine.add_worker("decode-0", Role.DECODE, "tcp://127.0.0.1:1")
+            assert h.engine.ready() is None
+            h.engine.add_worker("decode-0", Role.DECODE, h["decode-0"].member.url or "")  # a repeat is harmless
+            h["decode-0"].tokens(submit.room, 0, [4])
+            h["decode-0"].finished(submit.room, 1)
+            assert isinstance(await outcome(task), list)
+            await h["decode-0"].vanish()
+            h.engine.peer_died(PeerName("decode-0"))
+            h.engine.add_worker("decode-0", Role.DECODE, "tcp://127.0.0.1:1")
+            (worker,) = (worker for worker in h.engine.stats().workers if worker.name == "decode-0")
+            assert worker.url == "tcp://127.0.0.1:1"
+
+    asyncio.run(scenario())
 
 
 def test_an_incompatible_pair_is_reported_with_both_values() -> None:

@@ -111,6 +111,10 @@ class RoleRefused(Exception):
     """The worker cannot have that role now. The message says why, and what to do."""
 
 
+class NameTaken(Exception):
+    """Another worker of that name is in use. The message says where, and what to do."""
+
+
 class Engine(Protocol):
     """Serves generations. All methods are called from the event loop's thread."""
 
@@ -142,7 +146,7 @@ class Engine(Protocol):
 
     def add_worker(self, worker: str, role: Role, url: str) -> None:
         """A worker is known to listen there: it is used as soon as it answers. Raises RoleRefused where one of its name
-        has another role."""
+        has another role, NameTaken where one is in use that listens elsewhere."""
         ...
 
     def remove_worker(self, worker: str, grace_s: float) -> None:

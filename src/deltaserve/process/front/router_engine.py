@@ -12,7 +12,15 @@ from dataclasses import replace
 from time import monotonic
 from typing import assert_never
 
-from deltaserve.control.front.client import EngineStats, Generation, Limits, OutputDelta, RoleAnswer, RoleRefused
+from deltaserve.control.front.client import (
+    EngineStats,
+    Generation,
+    Limits,
+    NameTaken,
+    OutputDelta,
+    RoleAnswer,
+    RoleRefused,
+)
 from deltaserve.control.front.events import (
     Deliver,
     Fail,
@@ -115,7 +123,15 @@ class RouterEngine:
 
     def add_worker(self, worker: str, role: Role, url: str) -> None:
         """Let a worker join, as request.client.Engine says."""
-        self._change_workers(self._roster.join(Member(PeerName(worker), role, url)))
+        member = Member(PeerName(worker), role, url)
+        known = self._core.workers.get(member.name)
+        if known is not None and known.is_ready and known.member.url != url:
+            raise NameTaken(
+                f"{worker} is in use, at {known.member.url}: have it leave first (/admin/workers/leave), or give the "
+                f"new one another name (--worker-name)"
+            )
+        self._change_workers(Changes(joins=(member,)))
+        self._roster.join(member)
 
     def remove_worker(self, worker: str, grace_s: float) -> None:
         """Let a worker leave, as request.client.Engine says."""
