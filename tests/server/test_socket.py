@@ -24,6 +24,8 @@ from tests.server.raw_corpus import BODY, CHUNKED, parse, post, request
 
 pytestmark = pytest.mark.anyio
 SETTINGS = ServerSettings(MODEL, port=0, grace_s=5.0)
+NOTHING = {False: b"HTTP/1.1 100 Continue\r\n\r\n", True: b"2\r\n\n\n\r\n"}
+"""What a client that sends nothing more gets meanwhile, before an answer and in a stream."""
 
 
 def _code(body: bytes) -> str:
@@ -97,17 +99,70 @@ async def test_a_client_that_announced_more_than_it_sends_is_not_waited_for(code
 
 
 @on_both_loops
-async def test_a_client_that_closes_its_half_of_the_connection_is_taken_for_gone(codec: TextCodec) -> None:
-    """Nothing else tells it from one that left, before something is written to it."""
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_closes_its_half_of_the_connection_has_its_answer(codec: TextCodec, stream: bool) -> None:
+    """At its end the connection is closed. Until then what is written means nothing: interim answers, empty lines."""
+    engine = OracleEngine(gate=asyncio.Event(), free_tokens=1 if stream else 0)
+    async with live(codec, engine, SETTINGS) as server:
+        reader, writer = await server.connect()
+        writer.write(post(completion({"stream": stream})))
+        await until(lambda: engine.opened)
+        if stream:
+            await reader.readuntil(b"data: ")
+        writer.write_eof()
+        await reader.readuntil(NOTHING[stream])
+        assert engine.gate is not None
+        engine.gate.set()
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        assert (b"data: [DONE]" if stream else b'"text":"olleh"') in answer
+        assert not engine.cancelled
+        writer.close()
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 40])
+async def test_every_whole_request_before_the_end_is_answered(codec: TextCodec, num_requests: int) -> None:
+    """However much of them is parsed when the client ends its half; what is not whole is dropped."""
+    async with live(codec, OracleEngine(), SETTINGS) as server:
+        reader, writer = await server.connect()
+        writer.write(post(BODY) * num_requests + post(BODY)[:-3])
+        writer.write_eof()
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        assert answer.count(b'"text":"olleh"') == num_requests
+        writer.close()
+
+
+@on_both_loops
+@pytest.mark.parametrize(
+    "data", [post(BODY).replace(b"HTTP/1.1", b"HTTP/1.0"), post(BODY)[:-3], post(BODY)[:30], b""], ids=range(4)
+)
+async def test_a_client_that_ends_its_half_too_early_is_taken_for_gone(codec: TextCodec, data: bytes) -> None:
+    """With no whole request, or by HTTP/1.0, which has no interim answers: nothing tells it from one that left."""
     engine = OracleEngine(gate=asyncio.Event(), free_tokens=0)
     async with live(codec, engine, SETTINGS) as server:
         reader, writer = await server.connect()
-        writer.write(post(BODY))
-        await until(lambda: engine.opened)
+        writer.write(data)
+        if b"HTTP/1.0" in data:
+            await until(lambda: engine.opened)
         writer.write_eof()
-        assert await reader.read() == b""
-        await until(lambda: engine.ended)
+        assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+        await until(lambda: len(engine.ended) == len(engine.opened) and server.front.admission.num_requests == 0)
         writer.close()
+
+
+@on_both_loops
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_after_it_closed_its_half_cancels_its_rooms(codec: TextCodec, stream: bool) -> None:
+    engine = OracleEngine(gate=asyncio.Event(), free_tokens=1 if stream else 0)
+    async with live(codec, engine, SETTINGS) as server:
+        reader, writer = await server.connect()
+        writer.write(post(completion({"stream": stream})))
+        await until(lambda: engine.opened)
+        if stream:
+            await reader.readuntil(b"data: ")
+        writer.write_eof()
+        await reader.readuntil(NOTHING[stream])
+        writer.close()
+        await until(lambda: engine.cancelled)
 
 
 @on_both_loops

@@ -21,6 +21,7 @@ from deltaserve.server.api_errors import ApiError, body_too_large, chunks_too_sm
 from deltaserve.server.hosts import in_origin_form
 from deltaserve.server.http_parser import FEED_BYTES, BoundedParser
 from deltaserve.server.parse_turns import ParseTurns
+from deltaserve.server.presence import PresenceTimer, means_nothing
 from deltaserve.server.read import new_request_id
 from deltaserve.server.replies import ABORT_EXTENSION, error_reply
 from deltaserve.server.settings import HttpLimits
@@ -120,6 +121,11 @@ class GuardedProtocol(H11Protocol):
         self._rest_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
         self._unparsed = bytearray()
+        self._has_ended = False
+        """Whether the client has said that it sends nothing more."""
+        self._is_events = False
+        """Whether the answer is a stream of events."""
+        self._presence = PresenceTimer(self._ask_whether_there)
         self.app = self._guarded(self.app)
 
     def _guarded(self, inner: ASGIApp) -> ASGIApp:
@@ -136,6 +142,7 @@ class GuardedProtocol(H11Protocol):
             async def send_and_drop_rest(message: Message) -> None:
                 nonlocal is_waited_for
                 if message["type"] == "http.response.start":
+                    self._is_events = _is_event_stream(message)
                     if self._is_extra or self._body_fault() is not None:
                         message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
                     is_waited_for = message["status"] != REQUEST_TIMEOUT
@@ -167,6 +174,7 @@ class GuardedProtocol(H11Protocol):
         """Stop the connection's timers."""
         self._extras.discard(self)
         self._disarm_head_timer()
+        self._presence.stop()
         for timer in (self._linger_timer, self._rest_timer):
             if timer is not None:
                 timer.cancel()
@@ -178,6 +186,34 @@ class GuardedProtocol(H11Protocol):
         if len(self._unparsed) > _UNPARSED_BYTES:
             self._held_flow.hold(True)
         self._turns.add(self)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more. It may still take its answer, where a connection has halves: over TLS it has
+        none."""
+        self._has_ended = self.transport.can_write_eof()
+        if not self._has_ended or self._is_done():
+            return False
+        self._presence.start()
+        return True
+
+    def _is_done(self) -> bool:
+        """Whether there is nothing to answer any more."""
+        return not (self.has_more() or self._is_owed())
+
+    def _is_owed(self) -> bool:
+        """Whether a whole request waits for the end of its answer. By HTTP/1.0 nobody can be asked whether he does."""
+        is_whole = self._parser.their_state in (h11.DONE, h11.MUST_CLOSE)
+        is_answered = self.cycle is None or self.cycle.response_complete
+        return is_whole and not is_answered and self._parser.their_http_version == b"1.1"
+
+    def _ask_whether_there(self) -> bool:
+        """Write something to a client that sends nothing more; whether to do it again."""
+        if self.transport.is_closing() or self._is_done():
+            return False
+        nothing = means_nothing(self.conn, self._is_events)
+        if nothing is not None and not self.transport.get_write_buffer_size():  # else what waits there asks
+            self.transport.write(self.conn.send(nothing) or b"")
+        return True
 
     def parse(self, most: int) -> int:
         """Parse at most so many events of what came, and watch how long a request head takes and what a body is."""
@@ -197,7 +233,13 @@ class GuardedProtocol(H11Protocol):
         if not self._is_read():
             self._unparsed.clear()
         self._held_flow.hold(bool(self._unparsed))
+        self._close_when_done()
         return num_events
+
+    def _close_when_done(self) -> None:
+        """A client that sends nothing more has all its answers."""
+        if self._has_ended and self._is_done() and not self.transport.is_closing():
+            self.transport.close()
 
     def has_more(self) -> bool:
         """Whether something can be parsed now; the next request waits for the answer to this one."""
@@ -223,6 +265,7 @@ class GuardedProtocol(H11Protocol):
             self._turns.add(self)
         self._watch_head()
         self._watch_rest()
+        self._close_when_done()
 
     def _watch_rest(self) -> None:
         """An answer is complete, and its client may never take the rest, or a little now and then: nothing else would
@@ -348,6 +391,11 @@ class GuardedProtocol(H11Protocol):
         for event in (head, h11.Data(data=bytes(reply.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         return True
+
+
+def _is_event_stream(start: Message) -> bool:
+    headers = dict(start.get("headers", []))
+    return bytes(headers.get(b"content-type", b"")).startswith(b"text/event-stream")
 
 
 def _too_many() -> ApiError:
