@@ -80,6 +80,7 @@ LAZY_IMPORTS: dict[str, str] = {
     "deltaserve.commands.verify.verify": "transformers is optional and slow to import: the server is asked first",
     "deltaserve.cli.main": "Ctrl-C must be handled before pydantic is imported",
     "deltaserve.process.worker.worker": "Ctrl-C must be handled before torch is imported",
+    "deltaserve.process.worker.worker_forks": "Ctrl-C must be handled before torch is imported",
     "deltaserve.process.front.front_process": "OpenTelemetry is imported only by those who send traces",
     "deltaserve.process.worker.rank": "Ctrl-C must be handled before torch is imported",
 }

@@ -74,7 +74,7 @@ def test_the_operator_sees_warnings_and_finds_the_logs(server: Server) -> None:
     wait_until(lambda: warning in server.log(), "the warning", server)
     logs = server.folder / "logs"
     assert f"logs of all processes: {logs}" in server.log()
-    assert {path.name for path in logs.iterdir()} == {"front.log", "prefill-0.log", "decode-0.log"}
+    assert {path.name for path in logs.iterdir()} == {"front.log", "preload.log", "prefill-0.log", "decode-0.log"}
     assert warning.partition("WARNING ")[2] in (logs / "front.log").read_text()
 
 
@@ -128,6 +128,20 @@ def test_no_secret_is_in_an_argument_the_environment_or_a_file_of_others(server:
         for place in ("cmdline", "environ"):
             assert secret not in Path(f"/proc/{pid}/{place}").read_bytes()
     assert all(secret not in file.read_bytes() for file in folder.glob("*.log"))
+
+
+def test_ps_tells_workers_apart(server: Server) -> None:
+    """Though both are forks of one process, which loaded torch for them."""
+    for name in ("prefill-0", "decode-0"):
+        command = psutil.Process(server.pid(name)).cmdline()
+        assert command[1:3] == ["-m", "deltaserve.process.worker.worker"]
+        assert Path(command[3]).name == f"{name}.json"
+    (preload,) = (
+        process
+        for process in psutil.Process(server.popen.pid).children()
+        if "deltaserve.process.worker.worker_forks" in process.cmdline()
+    )
+    assert preload.num_threads() == 1
 
 
 def test_no_process_shares_memory_by_name(server: Server) -> None:

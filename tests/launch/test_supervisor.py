@@ -1,18 +1,32 @@
-"""The supervisor, with real processes."""
+"""The supervisor, with real processes: programs that it starts, and forks of a preload process."""
 
 import os
 import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.patience import PATIENCE_S
-from tests.process.worker.server import child, is_alive, running, wait_until, wait_until_gone
+from tests.process.worker import server as servers
+from tests.process.worker.server import Server, child, is_alive, wait_until, wait_until_gone
+
+Running = Callable[..., AbstractContextManager[Server]]
 
 FRONT = child("front", "serve", "FRONT")
 DECODE = child("decode-0", "serve", "DECODE")
 PREFILL = child("prefill-0", "serve", "PREFILL")
 
 
-def test_all_start_and_hear_of_each_other(tmp_path: Path) -> None:
+@pytest.fixture(params=[None, "forks"], ids=["programs", "forks"])
+def running(request: pytest.FixtureRequest) -> Running:
+    """Both ways a child comes to be; all else is alike."""
+    return partial(servers.running, preload=request.param)
+
+
+def test_all_start_and_hear_of_each_other(tmp_path: Path, running: Running) -> None:
     with running(tmp_path, [FRONT, DECODE, PREFILL]) as server:
         assert server.wait_for("Says", "front")["text"] == "waking up"
         server.wait_for("AllReady")
@@ -22,7 +36,7 @@ def test_all_start_and_hear_of_each_other(tmp_path: Path) -> None:
                 server.wait_for_log(name, f" {other}\n")
 
 
-def test_a_death_is_told_to_the_others_and_the_child_comes_back_on_its_port(tmp_path: Path) -> None:
+def test_a_death_is_told_to_the_others_and_the_child_comes_back_on_its_port(tmp_path: Path, running: Running) -> None:
     with running(tmp_path, [FRONT, DECODE, PREFILL]) as server:
         url = server.wait_for("IsReady", "prefill-0")["url"]
         server.wait_for("AllReady")
@@ -38,7 +52,7 @@ def test_a_death_is_told_to_the_others_and_the_child_comes_back_on_its_port(tmp_
         assert "known front" in server.wait_for_log("prefill-0", "known decode-0")
 
 
-def test_what_keeps_ending_ends_the_server_with_the_reason(tmp_path: Path) -> None:
+def test_what_keeps_ending_ends_the_server_with_the_reason(tmp_path: Path, running: Running) -> None:
     with running(tmp_path, [DECODE, child("prefill-0", "crash", "PREFILL")], first_delay_s=0.01) as server:
         assert server.wait_for("Ended", "prefill-0")["tail"] == ["the roof is on fire"]
         reason = server.wait_for("GivenUp")["reason"]
@@ -48,7 +62,7 @@ def test_what_keeps_ending_ends_the_server_with_the_reason(tmp_path: Path) -> No
         assert (tmp_path / "decode-0.log").read_text().count("draining") == 1
 
 
-def test_starts_that_never_become_ready_count_however_slow_they_are(tmp_path: Path) -> None:
+def test_starts_that_never_become_ready_count_however_slow_they_are(tmp_path: Path, running: Running) -> None:
     """None of them falls within the window of another: out of memory while loading, minutes after each start."""
     options = {"first_delay_s": 0.01, "window_s": 0.0, "max_restarts": 3}
     with running(tmp_path, [DECODE, child("prefill-0", "crash", "PREFILL")], **options) as server:
@@ -58,14 +72,14 @@ def test_starts_that_never_become_ready_count_however_slow_they_are(tmp_path: Pa
         assert len(server.pids["prefill-0"]) == 4
 
 
-def test_a_first_start_that_hangs_ends_the_server_with_the_reason(tmp_path: Path) -> None:
+def test_a_first_start_that_hangs_ends_the_server_with_the_reason(tmp_path: Path, running: Running) -> None:
     with running(tmp_path, [FRONT, child("prefill-0", "hang", "PREFILL")], start_timeout_s=0.2) as server:
         assert server.wait_for("GivenUp")["reason"] == "prefill-0: not ready 0.2 s after its start"
         assert server.process.wait(PATIENCE_S) == 1
         assert len(server.pids["prefill-0"]) == 1
 
 
-def test_a_later_start_that_hangs_is_started_again(tmp_path: Path) -> None:
+def test_a_later_start_that_hangs_is_started_again(tmp_path: Path, running: Running) -> None:
     """The others serve meanwhile: one stuck load is no reason to end them."""
     options = {"start_timeout_s": 8.0, "first_delay_s": 0.01, "max_restarts": 1}
     with running(tmp_path, [DECODE, child("prefill-0", "hang-later", "PREFILL")], **options) as server:
@@ -78,7 +92,7 @@ def test_a_later_start_that_hangs_is_started_again(tmp_path: Path) -> None:
         assert len(server.pids["prefill-0"]) == 2
 
 
-def test_restarts_wait_longer_each_time(tmp_path: Path) -> None:
+def test_restarts_wait_longer_each_time(tmp_path: Path, running: Running) -> None:
     options = {"first_delay_s": 0.05, "max_delay_s": 0.2, "max_restarts": 4}
     with running(tmp_path, [child("prefill-0", "crash-after-ready", "PREFILL")], **options) as server:
         server.wait_for("GivenUp")
@@ -86,34 +100,34 @@ def test_restarts_wait_longer_each_time(tmp_path: Path) -> None:
         assert len(server.pids["prefill-0"]) == 5
 
 
-def test_a_start_is_told_the_last_number_of_the_one_before_it(tmp_path: Path) -> None:
+def test_a_start_is_told_the_last_number_of_the_one_before_it(tmp_path: Path, running: Running) -> None:
     """Which may have changed while that lived."""
     with running(tmp_path, [child("prefill-0", "reboots", "PREFILL")], first_delay_s=0.05) as server:
         server.wait_for_log("prefill-0", "started after 0\n")
         server.wait_for_log("prefill-0", "started after 1000000000\n")
 
 
-def test_a_config_error_is_one_line_and_no_restart(tmp_path: Path) -> None:
+def test_a_config_error_is_one_line_and_no_restart(tmp_path: Path, running: Running) -> None:
     with running(tmp_path, [FRONT, child("prefill-0", "refuse", "PREFILL")]) as server:
         assert server.wait_for("GivenUp")["reason"] == "prefill-0: page_size 3: not a power of two"
         assert server.process.wait(PATIENCE_S) == 2
         assert len(server.pids["prefill-0"]) == 1
 
 
-def test_exit_code_2_without_a_word_shows_the_last_line(tmp_path: Path) -> None:
+def test_exit_code_2_without_a_word_shows_the_last_line(tmp_path: Path, running: Running) -> None:
     with running(tmp_path, [child("prefill-0", "bare-exit-2", "PREFILL")]) as server:
         assert server.wait_for("GivenUp")["reason"] == "prefill-0: port 80: permission denied"
         assert server.process.wait(PATIENCE_S) == 2
 
 
-def test_a_program_that_is_not_there_ends_the_server(tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_ends_the_server(tmp_path: Path, running: Running) -> None:
     absent = {"name": "prefill-0", "kind": "PREFILL", "argv": ["/nonexistent/program"]}
     with running(tmp_path, [FRONT, absent]) as server:
         assert "cannot start /nonexistent/program" in server.wait_for("GivenUp")["reason"]
         assert server.process.wait(PATIENCE_S) == 1
 
 
-def test_sigterm_drains_front_then_decode_then_prefill(tmp_path: Path) -> None:
+def test_sigterm_drains_front_then_decode_then_prefill(tmp_path: Path, running: Running) -> None:
     with running(tmp_path, [PREFILL, DECODE, FRONT]) as server:
         server.wait_for("AllReady")
         assert server.end() == 0
@@ -122,13 +136,13 @@ def test_sigterm_drains_front_then_decode_then_prefill(tmp_path: Path) -> None:
         assert [e["code"] for e in ended] == [0, 0, 0]
 
 
-def test_sigint_does_the_same(tmp_path: Path) -> None:
+def test_sigint_does_the_same(tmp_path: Path, running: Running) -> None:
     with running(tmp_path, [DECODE, FRONT]) as server:
         server.wait_for("AllReady")
         assert server.end(signal.SIGINT) == 0
 
 
-def test_what_does_not_end_within_its_grace_is_killed(tmp_path: Path) -> None:
+def test_what_does_not_end_within_its_grace_is_killed(tmp_path: Path, running: Running) -> None:
     options = {"grace_s": 5.0, "worker_grace_s": 5.0, "last_words_s": 0.0}  # decode must end in as long
     with running(tmp_path, [child("front", "stubborn", "FRONT"), DECODE], **options) as server:
         server.wait_for("AllReady")
@@ -137,7 +151,7 @@ def test_what_does_not_end_within_its_grace_is_killed(tmp_path: Path) -> None:
         assert server.wait_for("Ended", "decode-0")["code"] == 0
 
 
-def test_a_second_sigterm_does_not_wait_for_the_grace(tmp_path: Path) -> None:
+def test_a_second_sigterm_does_not_wait_for_the_grace(tmp_path: Path, running: Running) -> None:
     with running(tmp_path, [child("front", "stubborn", "FRONT"), DECODE], grace_s=3600.0) as server:
         server.wait_for("AllReady")
         server.process.send_signal(signal.SIGTERM)
@@ -145,7 +159,7 @@ def test_a_second_sigterm_does_not_wait_for_the_grace(tmp_path: Path) -> None:
         assert server.end() == 0
 
 
-def test_the_children_end_with_the_supervisor(tmp_path: Path) -> None:
+def test_the_children_end_with_the_supervisor(tmp_path: Path, running: Running) -> None:
     with running(tmp_path, [FRONT, child("prefill-0", "stubborn", "PREFILL")]) as server:
         server.wait_for("AllReady")
         pids = [server.pid("front"), server.pid("prefill-0")]
@@ -155,7 +169,7 @@ def test_the_children_end_with_the_supervisor(tmp_path: Path) -> None:
             wait_until_gone(pid)
 
 
-def test_a_child_that_stops_reading_does_not_hold_up_the_others(tmp_path: Path) -> None:
+def test_a_child_that_stops_reading_does_not_hold_up_the_others(tmp_path: Path, running: Running) -> None:
     with running(tmp_path, [FRONT, DECODE, PREFILL]) as server:
         server.wait_for("AllReady")
         os.kill(server.pid("decode-0"), signal.SIGSTOP)
@@ -165,13 +179,13 @@ def test_a_child_that_stops_reading_does_not_hold_up_the_others(tmp_path: Path) 
         server.wait_for_log("decode-0", "PeerDown prefill-0\nPeerUp prefill-0")
 
 
-def test_logs_belong_to_the_user_alone(tmp_path: Path) -> None:
+def test_logs_belong_to_the_user_alone(tmp_path: Path, running: Running) -> None:
     with running(tmp_path, [FRONT]) as server:
         server.wait_for("AllReady")
         assert (tmp_path / "front.log").stat().st_mode & 0o077 == 0
 
 
-def test_the_log_of_a_talkative_child_stays_bounded(tmp_path: Path) -> None:
+def test_the_log_of_a_talkative_child_stays_bounded(tmp_path: Path, running: Running) -> None:
     """Twice the limit at most, and what it wrote between two looks; the child never notices."""
     options = {"max_log_bytes": 50_000, "look_s": 0.1}
     log, kept = tmp_path / "decode-0.log", tmp_path / "decode-0.log.1"
@@ -188,7 +202,7 @@ def test_the_log_of_a_talkative_child_stays_bounded(tmp_path: Path) -> None:
         assert server.wait_for("Ended")["code"] == -signal.SIGKILL
 
 
-def test_removed_logs_and_a_full_disk_end_nobody(tmp_path: Path) -> None:
+def test_removed_logs_and_a_full_disk_end_nobody(tmp_path: Path, running: Running) -> None:
     """Everything of the folder is gone, then the place of the kept part is a full device; logs are still bounded."""
     options = {"max_log_bytes": 50_000, "look_s": 0.05, "first_delay_s": 0.01}
     log, kept = tmp_path / "decode-0.log", tmp_path / "decode-0.log.1"
@@ -209,14 +223,14 @@ def test_removed_logs_and_a_full_disk_end_nobody(tmp_path: Path) -> None:
         assert server.end() == 0
 
 
-def test_without_a_place_for_a_log_its_last_lines_are_kept_in_memory(tmp_path: Path) -> None:
+def test_without_a_place_for_a_log_its_last_lines_are_kept_in_memory(tmp_path: Path, running: Running) -> None:
     (tmp_path / "prefill-0.log").mkdir()
     with running(tmp_path, [child("prefill-0", "crash", "PREFILL")], max_restarts=1) as server:
         assert "Is a directory" in server.wait_for("Says", "prefill-0")["text"]
         assert server.wait_for("Ended", "prefill-0")["tail"] == ["the roof is on fire"]
 
 
-def test_a_stopped_child_is_told_of_and_left_alone(tmp_path: Path) -> None:
+def test_a_stopped_child_is_told_of_and_left_alone(tmp_path: Path, running: Running) -> None:
     """It may be in a debugger. Its pid is said, so that somebody can let it go on or end it."""
     with running(tmp_path, [FRONT, DECODE], look_s=0.05) as server:
         server.wait_for("AllReady")
@@ -234,7 +248,7 @@ def test_a_stopped_child_is_told_of_and_left_alone(tmp_path: Path) -> None:
         server.wait_for("IsReady", "decode-0")
 
 
-def test_children_of_a_group_end_and_start_together(tmp_path: Path) -> None:
+def test_children_of_a_group_end_and_start_together(tmp_path: Path, running: Running) -> None:
     """Those that do not see by themselves that one has ended are killed; nobody starts before all are gone."""
     members = [child(f"decode-{i}", "stubborn", "DECODE") | {"group": "g"} for i in range(3)]
     with running(tmp_path, [*members, PREFILL], first_delay_s=0.01, hurried_s=0.3) as server:

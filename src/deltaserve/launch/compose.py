@@ -49,6 +49,7 @@ from deltaserve.model.tensors import Inventory, as_stored, check_weights
 from deltaserve.model.weight_bytes import rank_weight_bytes
 from deltaserve.process.children.child import ChildSpec, Kind
 from deltaserve.process.children.terminal import LogSpec
+from deltaserve.process.children.title import ROOM
 from deltaserve.process.worker.worker_spec import ExpertSeat, WorkerSpec, worker_environment, write_spec
 from deltaserve.settings.config import Settings
 from deltaserve.settings.kv_events import KvEventsConfig, read_kv_events
@@ -518,7 +519,21 @@ def worker_child(spec: WorkerSpec, folder: Path) -> ChildSpec:
     kind = Kind.PREFILL if spec.role is Role.PREFILL else Kind.DECODE
     argv = (sys.executable, "-m", "deltaserve.process.worker.worker", str(path))
     group = None if spec.expert_seat is None else spec.expert_seat.meeting_point
-    return ChildSpec(spec.name, argv, kind, worker_environment(spec), (path,), group)
+    may_be_forked = spec.device == "cpu"
+    return ChildSpec(spec.name, argv, kind, worker_environment(spec), (path,), group, may_be_forked)
+
+
+def preload_child(workers: Sequence[ChildSpec]) -> ChildSpec | None:
+    """The process that workers are forked from, for the supervisor. None: too few can be for that to be worth it."""
+    forked = [worker for worker in workers if worker.may_be_forked]
+    if len(forked) < 2:
+        return None
+    first, *others = (worker.env for worker in forked)
+    alike = {name: value for name, value in first.items() if all(env.get(name) == value for env in others)}
+    # Libraries read these when they are loaded, and numpy's starts threads then. Workers set torch's own number.
+    env = {**alike, "OPENBLAS_NUM_THREADS": "1"}
+    argv = (sys.executable, "-m", "deltaserve.process.worker.worker_forks", ROOM)
+    return ChildSpec("preload", argv, Kind.PREFILL, env)
 
 
 def with_core_shares(

@@ -25,6 +25,7 @@ from deltaserve.launch.compose import (
     has_staging,
     log_spec,
     open_checkpoint,
+    preload_child,
     resolve_settings,
     settings_of,
     with_core_shares,
@@ -60,6 +61,8 @@ class Deployment:
     """Everything `serve` starts."""
 
     children: tuple[ChildSpec, ...]
+    preload: ChildSpec | None
+    """What workers are forked from."""
     resolved: Mapping[Role, ResolvedConfig]
     base_url: str
     sampling: SamplingDefaults
@@ -95,7 +98,7 @@ def run_adjusted(settings: Settings, adjust: Callable[[WorkerSpec], WorkerSpec])
         if logging.log_to == "files":
             tell(f"logs of all processes: {log_dir}")
         options = supervisor_options(settings, log_dir if logging.log_to == "files" else None)
-        code = Supervisor(cluster.children, options, teller(cluster.base_url, tell)).run()
+        code = Supervisor(cluster.children, options, teller(cluster.base_url, tell), cluster.preload).run()
         if code is Exit.FAILED and options.log_dir is folder:
             tell(f"the logs are kept: {keep_logs(folder)}")
         return int(code)
@@ -181,7 +184,10 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     children += [front_child(spec, folder) for spec in fronts]
     if secret_path.parent == folder:  # made for this start: no user's, who may remove it
         children = [dataclasses.replace(child, files=(*child.files, secret_path)) for child in children]
-    return Deployment(tuple(children), resolved, api_url(settings.network), prepared.text.sampling, checkpoint.notes)
+    preload = preload_child(children)
+    return Deployment(
+        tuple(children), preload, resolved, api_url(settings.network), prepared.text.sampling, checkpoint.notes
+    )
 
 
 def _front_worker(spec: WorkerSpec) -> FrontWorker:

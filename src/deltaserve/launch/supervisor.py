@@ -6,7 +6,6 @@ often or does not become ready: then the whole server ends with the reason. The 
 is killed.
 """
 
-import os
 import selectors
 import signal
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from deltaserve.launch.kept_files import KeptFiles
+from deltaserve.launch.preloading import Preloading
 from deltaserve.launch.restarts import GiveUp, RestartPolicy, Restarts
 from deltaserve.process.children.child import Child, ChildSpec, Kind
 from deltaserve.process.children.child_events import (
@@ -31,7 +31,7 @@ from deltaserve.process.children.child_events import (
 )
 from deltaserve.process.children.exits import Exit
 from deltaserve.process.children.interrupts import stop_signals
-from deltaserve.process.children.log_file import LogFile, OwnOutput, telling
+from deltaserve.process.children.log_file import LogFile, Output, OwnOutput, telling
 from deltaserve.process.children.mailbox import Mailbox
 from deltaserve.process.children.notices import (
     PeerDown,
@@ -95,8 +95,10 @@ class Supervisor:
         children: Sequence[ChildSpec],
         options: SupervisorOptions,
         on_event: Callable[[ChildEvent], None],
+        preload: ChildSpec | None = None,
     ) -> None:
-        """`on_event` hears of everything a user may want to see, from within `run`."""
+        """`on_event` hears of everything a user may want to see, from within `run`. `preload`: a process to fork those
+        children from that may be; it is restarted never."""
         if len({spec.name for spec in children}) != len(children):
             raise ValueError("two children of one name")
         self._options = options
@@ -104,6 +106,9 @@ class Supervisor:
         self._watched = {spec.name: _Supervised(spec, Restarts(options.restarts)) for spec in children}
         self._files = KeptFiles({path for spec in children for path in spec.files})
         self._selector = selectors.DefaultSelector()
+        self._preloading = Preloading(
+            preload, self._selector, options.restarts.start_timeout_s, lambda text: on_event(Says("preload", text))
+        )
         self._stops: Mailbox[signal.Signals] = Mailbox()
         self._exit = Exit.OK
         self._next_look = 0.0
@@ -131,13 +136,15 @@ class Supervisor:
         """
         self._selector.register(self._stops.fileno(), selectors.EVENT_READ)
         try:
+            now = time.monotonic()
+            self._preloading.begin(self._open_log("preload"), now)
             for watched in self._watched.values():
-                if self._stop_deadline is None:
-                    self._start(watched)
+                watched.restart_at = now
             while any(watched.child or watched.restart_at is not None for watched in self._watched.values()):
                 self._turn()
         finally:
             self._kill_all()
+            self._preloading.end()
             self._selector.close()
         return self._exit
 
@@ -152,6 +159,7 @@ class Supervisor:
         self._selector.select(self._wait_s(time.monotonic()))
         for _ in self._stops.take_all():
             self._on_stop(time.monotonic())
+        self._preloading.look(time.monotonic())
         for watched in self._watched.values():
             if watched.child is not None:
                 self._hear(watched, watched.child)
@@ -194,6 +202,7 @@ class Supervisor:
         times += [w.restart_at for w in due if w.restart_at is not None]
         times += [w.starts.overdue_at for w in self._watched.values() if w.starts.overdue_at is not None]
         times += [w.kill_at for w in self._watched.values() if w.kill_at is not None and w.child is not None]
+        times += [at for at in (self._preloading.overdue_at,) if at is not None]
         return max(0.0, min(times) - now)
 
     # ------------------------------------------------------------ children
@@ -202,11 +211,10 @@ class Supervisor:
         spec = watched.spec
         watched.restart_at, watched.refusal, watched.is_ready, watched.is_halted = None, None, False, False
         welcome = Welcome(watched.url, tuple(self._ups(but=spec.name)), watched.boot)
-        folder = self._options.log_dir
         try:
             self._files.restore()
-            log = OwnOutput() if folder is None else LogFile(folder / f"{spec.name}.log")
-            child = Child(spec, log, welcome)
+            log = self._open_log(spec.name)
+            child = Child(spec, log, welcome, self._preloading.start_of(spec))
         except OSError as error:
             self._give_up(Exit.FAILED, f"{spec.name}: cannot start {spec.argv[0]}: {error.strerror}")
             return
@@ -218,14 +226,20 @@ class Supervisor:
         if log.problem is not None:
             self._say(Says(spec.name, log.problem))
 
+    def _open_log(self, name: str) -> Output:
+        """Raises OSError where not even memory takes the place of a file."""
+        folder = self._options.log_dir
+        return OwnOutput() if folder is None else LogFile(folder / f"{name}.log")
+
     def _group_of(self, watched: _Supervised) -> list[_Supervised]:
         """Children that start and end together with this one, itself included."""
         group = watched.spec.group
         return [watched] if group is None else [w for w in self._watched.values() if w.spec.group == group]
 
     def _may_start(self, watched: _Supervised) -> bool:
-        """Whether nobody of its group is left of the start before."""
-        return all(other.child is None for other in self._group_of(watched))
+        """Whether nobody of its group is left of the start before, and what it is forked from is loaded."""
+        is_alone = all(other.child is None for other in self._group_of(watched))
+        return is_alone and self._preloading.may_start(watched.spec)
 
     def _end_group(self, watched: _Supervised, now: float) -> None:
         """The others see by themselves that it has ended, unless they load or are stuck."""
@@ -280,7 +294,7 @@ class Supervisor:
             watched.child.signal(signal.SIGKILL)
 
     def _see_death(self, watched: _Supervised, child: Child, now: float) -> None:
-        if not _has_ended(child.pidfd):
+        if not child.has_ended():
             return
         self._hear(watched, child)
         self._selector.unregister(child.pidfd)
@@ -350,8 +364,3 @@ class Supervisor:
                 watched.child.signal(signal.SIGKILL)
                 watched.child.reap()
                 watched.child = None
-
-
-def _has_ended(pidfd: int) -> bool:
-    """Whether the process behind the descriptor has ended. It stays a zombie until it is reaped."""
-    return os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -16,10 +16,12 @@ from typing import Any
 
 from deltaserve.launch.restarts import RestartPolicy
 from deltaserve.process.children.child_events import ChildStarts
+from deltaserve.process.children.title import ROOM
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
+CHILD = "tests.process.worker.programs.child"
 
 _OF_RESTARTS = {field.name for field in dataclasses.fields(RestartPolicy)}
 
@@ -29,7 +31,7 @@ _END = "the end"
 
 
 def child(name: str, behaviour: str, kind: str = "DECODE") -> Said:
-    return {"name": name, "kind": kind, "argv": [sys.executable, str(PROGRAMS / "child.py"), behaviour]}
+    return {"name": name, "kind": kind, "argv": [sys.executable, "-m", CHILD, behaviour], "may_be_forked": True}
 
 
 def environment() -> dict[str, str]:
@@ -39,10 +41,13 @@ def environment() -> dict[str, str]:
 class Server:
     """Talks to a running supervisor."""
 
-    def __init__(self, folder: Path, children: list[Said], **options: object) -> None:
+    def __init__(self, folder: Path, children: list[Said], preload: str | None = None, **options: object) -> None:
+        """`preload`: behaviour of the process that children are forked from, see programs/preload.py; None: there is
+        none."""
         plan = folder / "plan.json"
         restarts = {name: options.pop(name) for name in _OF_RESTARTS & options.keys()}
-        plan.write_text(json.dumps({"children": children, "options": options, "restarts": restarts}))
+        argv = [] if preload is None else [sys.executable, str(PROGRAMS / "preload.py"), preload, ROOM]
+        plan.write_text(json.dumps({"children": children, "options": options, "restarts": restarts, "preload": argv}))
         self.folder = folder
         self.pids: dict[str, list[int]] = {}
         self.process = subprocess.Popen(
@@ -105,8 +110,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(folder: Path, children: list[Said], **options: object) -> Iterator[Server]:
-    server = Server(folder, children, **options)
+def running(folder: Path, children: list[Said], preload: str | None = None, **options: object) -> Iterator[Server]:
+    server = Server(folder, children, preload, **options)
     try:
         yield server
     finally:

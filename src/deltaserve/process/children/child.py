@@ -4,11 +4,12 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -46,12 +47,41 @@ class ChildSpec:
     """What it reads when it starts. Written by whoever made this; the supervisor restores what is removed."""
     group: str | None = None
     """Children of one group are of no use without each other: when one ends all do, and they start again together."""
+    may_be_forked: bool = False
+    """Whether a preload process can be forked in place of starting `argv`."""
+
+
+class Started(Protocol):
+    """A process that has this one as its parent. `wait`: its exit code, negative for a signal."""
+
+    pid: int
+
+    def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+Start = Callable[[ChildSpec, int, socket.socket], Started]
+"""(spec, descriptor of its output, its end of the channel) -> the process. Raises OSError."""
+
+
+def start_program(spec: ChildSpec, output: int, channel: socket.socket) -> Started:
+    """Start the program `spec.argv`."""
+    return subprocess.Popen(
+        spec.argv,
+        env={**os.environ, **spec.env, PARENT_VARIABLE: f"{channel.fileno()}:{os.getpid()}"},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=(channel.fileno(),),
+        start_new_session=True,  # a terminal's interrupt reaches the supervisor alone, which drains in order
+    )
 
 
 class Child:
     """A started process. Its stdout and stderr are appended to `log`, which is closed with it."""
 
-    def __init__(self, spec: ChildSpec, log: Output, welcome: ToChild) -> None:
+    def __init__(self, spec: ChildSpec, log: Output, welcome: ToChild, start: Start = start_program) -> None:
         """Raises OSError when the program cannot be started, or not be watched; then there is no process."""
         self.spec = spec
         self._log = log
@@ -61,7 +91,7 @@ class Child:
         ours.setblocking(False)
         self.tell(welcome)
         try:
-            self._process = self._start(theirs)
+            self._process = start(spec, log.fileno(), theirs)
             self._pidfd = self._watch()
         except OSError:
             ours.close()
@@ -69,18 +99,6 @@ class Child:
             raise
         finally:
             theirs.close()
-
-    def _start(self, channel: socket.socket) -> "subprocess.Popen[bytes]":
-        env = {**os.environ, **self.spec.env, PARENT_VARIABLE: f"{channel.fileno()}:{os.getpid()}"}
-        return subprocess.Popen(
-            self.spec.argv,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log.fileno(),
-            stderr=self._log.fileno(),
-            pass_fds=(channel.fileno(),),
-            start_new_session=True,  # a terminal's interrupt reaches the supervisor alone, which drains in order
-        )
 
     def _watch(self) -> int:
         """A descriptor of the process. Some sandboxes and old kernels have none: then it must not go on unseen."""
@@ -99,6 +117,11 @@ class Child:
     def pidfd(self) -> int:
         """Readable when the process has ended."""
         return self._pidfd
+
+    @property
+    def channel(self) -> socket.socket:
+        """This end of it, which does not block."""
+        return self._channel
 
     @property
     def channel_fd(self) -> int:
@@ -136,6 +159,10 @@ class Child:
             return os.waitid(os.P_PIDFD, self._pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:  # it has ended, and nobody has looked at that yet
             return False
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended. It stays a zombie until it is reaped."""
+        return os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def reap(self) -> int:
         """Exit code of an ended process (negative: the signal), which is gone for the kernel afterwards."""

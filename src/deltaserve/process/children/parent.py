@@ -92,6 +92,11 @@ class Parent:
         """The configuration is wrong; the process ends with exit code 2 next."""
         self._tell(Refused(message[:_MAX_TEXT]))
 
+    def take_channel(self) -> socket.socket:
+        """The channel itself, which waits for messages: for a process that is asked other things on it."""
+        self._channel.setblocking(True)
+        return self._channel
+
     def close(self) -> None:
         self._channel.close()
 

@@ -1,10 +1,12 @@
 """A small child of a supervisor. What it hears it writes to its output, which is its log.
 
 child.py BEHAVIOUR: serve | crash | refuse | bare-exit-2 | crash-after-ready | reboots | stubborn | talkative | hang |
-hang-later
+hang-later | show
 """
 
+import json
 import os
+import random
 import select
 import signal
 import sys
@@ -19,7 +21,7 @@ from deltaserve.process.links.links import Links
 def main(behaviour: str) -> int:
     parent = Parent.attach()
     assert parent is not None
-    parent.progress("waking up")
+    print_found() if behaviour == "show" else parent.progress("waking up")
     if behaviour == "crash":
         print("the roof is on fire", flush=True)
         return 3
@@ -53,6 +55,25 @@ def main(behaviour: str) -> int:
             elif isinstance(notice, PeerHalted):
                 print(f"PeerHalted {notice.name} {notice.pid}", flush=True)
     return 0
+
+
+def _open_files() -> list[int]:
+    listed = [int(name) for name in os.listdir("/proc/self/fd")]
+    return [number for number in sorted(listed) if os.path.exists(f"/proc/self/fd/{number}")]
+
+
+def print_found() -> None:
+    """What a process finds when it starts, and may depend on how it was."""
+    kinds = [os.path.basename(os.readlink(f"/proc/self/fd/{number}")) for number in _open_files()]
+    found = {
+        "argv": sys.argv[1:],
+        "variable": os.environ.get("OF_CHILD"),
+        "leads_its_session": os.getsid(0) == os.getpid(),
+        "files": [kind.partition(":")[0] for kind in kinds],
+        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        "random": random.random(),
+    }
+    print(json.dumps(found), flush=True)
 
 
 def on_term(number: int, frame: FrameType | None) -> None:

@@ -18,14 +18,22 @@ def show(event: ChildEvent) -> None:
 def main(path: Path) -> int:
     asked = json.loads(path.read_text())
     children = [
-        ChildSpec(c["name"], tuple(c["argv"]), Kind[c["kind"]], c.get("env", {}), group=c.get("group"))
+        ChildSpec(
+            c["name"],
+            tuple(c["argv"]),
+            Kind[c["kind"]],
+            c.get("env", {}),
+            group=c.get("group"),
+            may_be_forked=c.get("may_be_forked", False),
+        )
         for c in asked["children"]
     ]
+    preload = ChildSpec("preload", tuple(asked["preload"]), Kind.PREFILL) if asked.get("preload") else None
     restarts = RestartPolicy(**asked.get("restarts", {}))
     options = SupervisorOptions(
         log_dir=asked.get("log_dir", path.parent), restarts=restarts, **asked.get("options", {})
     )
-    return Supervisor(children, options, show).run()
+    return Supervisor(children, options, show, preload).run()
 
 
 if __name__ == "__main__":
