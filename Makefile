@@ -15,7 +15,7 @@ $(READY): $(STAMP) $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) $(NATIVE)/compile_l
 	@$(PYTHON) -m deltaserve.compute.native.compile_library
 	@touch $@
 
-.PHONY: help venv wheel demo docs check test test-full test-lowest sim sim-mutants features soak bench clients gpu-check format clean
+.PHONY: help venv wheel demo docs check test test-full test-lowest sim sim-mutants features soak bench clients ray gpu-check format clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,10 +38,11 @@ test: $(READY) ## The checks, then all tests (half an hour on 2 cores)
 	@scripts/check
 	@scripts/test
 
-test-full: $(READY) ## As test, with the long property runs and the tests marked slow; then test-lowest and all clients
+test-full: $(READY) ## As test, with the long property runs and the tests marked slow; then test-lowest, ray and all clients
 	@scripts/check
 	@scripts/test --full
 	@scripts/test-lowest
+	@scripts/test-ray
 	@$(PYTHON) -m tools.clients.client_table --print
 
 test-lowest: $(READY) ## The quick tests with the oldest dependencies that are allowed, in an environment of their own
@@ -65,6 +66,9 @@ bench: $(READY) ## Every benchmark of docs/performance.md (about 30 minutes, idl
 
 clients: $(READY) ## Unmodified clients of other projects, each in an environment of its own; writes docs/clients.md
 	@$(PYTHON) -m tools.clients.client_table $(ARGS)
+
+ray: $(READY) ## serve --cluster ray on four nodes of this machine, in an environment of its own that has Ray
+	@scripts/test-ray $(ARGS)
 
 gpu-check: $(READY) ## On a GPU: tests/gpu, and whether servers answer rightly there; speed, too: ARGS="--parts card,engine"
 	@PYTHONPATH=src:. $(PYTHON) -m benchmarks.bench_gpu --budget-seconds 900 --parts tests,recall $(ARGS)
