@@ -4,6 +4,7 @@ on, nothing of its old boot is believed, and nothing is left in the end.
 Each node has an address of its own on this machine. Ray is in no environment that other tests use: scripts/test-ray.
 """
 
+import importlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from threading import Event
 import psutil
 import pytest
 
+from deltaserve.core.errors import ConfigError
 from tests.e2e.questions import RECALL_MODEL, AskedDocument, ask_about
 from tests.e2e.server import ROOT, Api, Json, Process, wait_until
 from tests.e2e.test_deaths import stream_tokens
@@ -247,6 +249,13 @@ def test_what_no_node_can_run_ends_the_server(nodes: Nodes, folder: Path) -> Non
     finally:
         server.http.close()
         server.kill()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "local", ":", "127.0.0.1:99999"])
+def test_an_address_where_no_head_is_is_refused_at_once(address: str) -> None:
+    worker_actors = importlib.import_module("deltaserve.launch.clusters.ray.worker_actors")
+    with pytest.raises(ConfigError, match=f"--address {address}: no head of a Ray cluster answers there"):
+        worker_actors.connect(address, shows_logs=False)
 
 
 def test_gpus_that_no_node_has_are_refused(nodes: Nodes, folder: Path) -> None:

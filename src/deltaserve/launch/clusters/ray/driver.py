@@ -37,7 +37,7 @@ from deltaserve.launch.serve import (
 )
 from deltaserve.launch.supervisor import Supervisor, SupervisorOptions
 from deltaserve.process.children.child import ChildSpec
-from deltaserve.process.children.exits import Exit
+from deltaserve.process.children.exits import Exit, start_thread
 from deltaserve.process.children.interrupts import clean_up_first
 from deltaserve.process.children.private_folder import private_folder
 from deltaserve.process.children.terminal import Say
@@ -46,6 +46,7 @@ from deltaserve.settings.config import Settings
 from deltaserve.settings.urls import api_url
 
 _LOOK_S = 1.0
+_POLL_S = 0.1
 
 
 def run(settings: Settings) -> int:
@@ -119,12 +120,14 @@ class WorkerWatch:
     def look_until_one_is_known(self) -> None:
         """A front that finds no list would complain. Or until the server is over."""
         while not self.list.exists() and self._look() is Consequence.GOES_ON:
-            pass
+            self._is_over.wait(_POLL_S)
 
     def start(self, fronts: Supervisor) -> None:
-        """`fronts`: told to stop when there are no workers for them."""
-        self._thread = threading.Thread(target=self._watch, args=(fronts,), name="watch")
-        self._thread.start()
+        """`fronts`: told to stop when there are no workers for them.
+
+        What nobody expected ends the process, and with it all of the server: nobody would see a worker come back.
+        """
+        self._thread = start_thread("watch", lambda: self._watch(fronts))
 
     def stop(self) -> None:
         """Nobody is asked, and nothing is told any more."""

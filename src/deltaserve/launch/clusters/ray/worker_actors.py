@@ -1,6 +1,7 @@
 """The actors of a server's workers: made in a placement group, asked every second, ended in order."""
 
 import logging
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,6 +20,8 @@ from deltaserve.launch.clusters.worker_keeper import KeeperReport
 from deltaserve.launch.clusters.worker_plan import PlannedWorker, room_needed
 from deltaserve.process.children.terminal import Say
 
+_ANY = "auto"
+_DIAL_S = 10.0
 _ROOM_WAIT_S = 5.0
 _LAST_WORDS_S = 10.0
 """What a worker's keeper needs beyond the worker's own grace."""
@@ -42,9 +45,11 @@ class ActorAnswer(NamedTuple):
 
 def connect(address: str | None, shows_logs: bool) -> None:
     """Join the cluster as a driver. Raises ConfigError when there is none, or this machine is not in it."""
+    if address is not None and address != _ANY:
+        _require_listener(address)
     try:
         ray.init(
-            address=address or "auto",
+            address=address or _ANY,
             log_to_driver=shows_logs,
             logging_level=logging.ERROR,
             namespace="deltaserve",
@@ -56,6 +61,15 @@ def connect(address: str | None, shows_logs: bool) -> None:
             f"--cluster ray: no cluster at --address{given or ' auto'}: {one_line(error)[:300]}; "
             "`ray start --head` begins one, `ray start --address HOST:PORT` joins one"
         ) from None
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself would try for a minute and more. Raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_DIAL_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(f"--address {address[:80]}: no head of a Ray cluster answers there: {error}") from None
 
 
 def node_addresses() -> list[str]:
