@@ -8,6 +8,7 @@ script's `&`).
 """
 
 import faulthandler
+import gc
 import os
 import resource
 import signal
@@ -24,6 +25,7 @@ from hypothesis import HealthCheck, settings
 from tests.fixtures.cached import built_once
 from tests.progress import Progress
 
+gc.disable()  # until all is collected: what that makes stays, and looking for garbage in it takes half of the time
 settings.register_profile(
     "ci",
     max_examples=60,
@@ -128,6 +130,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sizes, places = Counter(files), {file: place for place, file in enumerate(_LONG)}
     orders = {file: (places.get(file, len(_LONG)), -sizes[file], file) for file in sizes}
     items.sort(key=lambda item: orders[item.nodeid.partition("::")[0]])
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
