@@ -10,13 +10,14 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from deltaserve.model.answer_grammars import (
+    MAX_LEXER_STATES,
     AnswerGrammars,
     AnswerVocabulary,
     GrammarError,
     check_multiples,
     without_merges,
 )
-from deltaserve.server.structured_output import MAX_CHOICES, choice_grammar, json_grammar, regex_grammar
+from deltaserve.server.structured_output import MAX_CHOICES, any_grammar, choice_grammar, json_grammar, regex_grammar
 from tests.fixtures.tiny_tokenizer import byte_level
 from tools.drawn_schemas import drawn_schema
 
@@ -77,6 +78,54 @@ def test_masks_are_the_same_without_merges() -> None:
         assert all(matcher.consume_token(token) for matcher in matchers)
 
 
+CONTROL = "<|im_end|>"
+SPELLED = {
+    "a choice": (choice_grammar([CONTROL]), CONTROL),
+    "inside a choice": (choice_grammar([f"yes {CONTROL}", "no"]), f"yes {CONTROL}"),
+    "a pattern": (regex_grammar(r"a<\|im_end\|>b", "regex"), f"a{CONTROL}b"),
+    "a value": (json_grammar({"const": CONTROL}, "guided_json"), f'"{CONTROL}"'),
+    "a name": (
+        json_grammar({"required": [CONTROL], "properties": {CONTROL: {"const": 1}}, "type": "object"}, "guided_json"),
+        f'{{"{CONTROL}":1}}',
+    ),
+    "by the client's own options": (any_grammar(f'%llguidance {{}}\nstart: "{CONTROL}"', "grammar"), CONTROL),
+}
+"""Grammar, and a text of it."""
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_the_text_of_a_control_token_is_spelled_in_ordinary_tokens(name: str) -> None:
+    grammar, text = SPELLED[name]
+    tokenizer = byte_level((CONTROL, "<|eos|>"))
+    end, size = tokenizer.token_to_id("<|eos|>"), tokenizer.get_vocab_size()
+    assert end is not None
+    matcher = AnswerGrammars(lambda: AnswerVocabulary(tokenizer.to_str(), size, (end,))).matcher(grammar)
+    for letter in text:
+        (token,) = tokenizer.encode(letter).ids
+        allowed = allowed_tokens(matcher, size)
+        assert token in allowed and tokenizer.token_to_id(CONTROL) not in allowed
+        assert matcher.consume_token(token)
+    assert end in allowed_tokens(matcher, size)
+
+
+def allowed_tokens(matcher: LLMatcher, size: int) -> set[int]:
+    mask = matcher.compute_bitmask()
+    return {token for token in range(size) if mask[token // 8] >> token % 8 & 1}
+
+
+def test_a_text_that_must_come_may_be_spelled_in_any_tokens() -> None:
+    """As the model would write it: letter by letter it would take longer, and read what it never reads."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trained.train_from_iterator(["location"] * 9, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
+    size = trained.get_vocab_size()
+    grammars = AnswerGrammars(lambda: AnswerVocabulary(trained.to_str(), size, (0,)))
+    allowed = allowed_tokens(grammars.matcher(choice_grammar(["location"])), size)
+    assert {"l", "location"} <= {trained.id_to_token(token) for token in allowed}
+
+
 def test_large_objects_end_at_a_limit_and_drawn_schemas_do_not() -> None:
     tokenizer = byte_level(("<|eos|>",))
     grammars = AnswerGrammars(lambda: AnswerVocabulary(tokenizer.to_str(), 257, (256,)))
@@ -90,14 +139,25 @@ def test_large_objects_end_at_a_limit_and_drawn_schemas_do_not() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(a{1000}){3000}", "(a{300}){300}", "((a{100}){100}b{50}){100}"])
-def test_repetitions_of_repetitions_are_refused_and_nothing_of_them_stays(pattern: str) -> None:
-    """Each would take 150 MB. What is kept is the error, without what was compiled before it."""
+def test_repetitions_of_repetitions_are_built_as_far_as_they_are_read(pattern: str) -> None:
+    """As a whole each would take 150 MB. What is read of it meets a limit of states, and is an error then."""
     tokenizer = byte_level(("<|eos|>",))
     grammars = AnswerGrammars(lambda: AnswerVocabulary(tokenizer.to_str(), 257, (256,)))
-    compiled = grammars.compile(regex_grammar(pattern, "regex"))
-    error = compiled.exception()
+    matcher = grammars.matcher(regex_grammar(pattern, "regex"))
+    for _ in range(MAX_LEXER_STATES + 1):
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            break
+        assert matcher.consume_token(ord("a") if mask[ord("a") // 8] >> ord("a") % 8 & 1 else ord("b"))
+    assert "too many states" in matcher.get_error()
+
+
+def test_nothing_stays_of_what_is_refused() -> None:
+    """What is kept is the error, without what was compiled before it."""
+    tokenizer = byte_level(("<|eos|>",))
+    grammars = AnswerGrammars(lambda: AnswerVocabulary(tokenizer.to_str(), 257, (256,)))
+    error = grammars.compile(regex_grammar(r"a[^\s\S]", "regex")).exception()
     assert isinstance(error, GrammarError)
-    assert "too large" in str(error)
     assert error.__context__ is None
     kept = [value for frame, _ in walk_tb(error.__traceback__) for value in frame.f_locals.values()]
     assert not any(isinstance(value, LLMatcher) for value in kept)

@@ -23,6 +23,8 @@ _MOST_KEPT, _MOST_KEPT_BYTES = 32, 4 << 20
 """Compiled grammars, and bytes of their texts, that are kept. One grows to some thirty megabytes before it meets its
 limits."""
 
+MAX_LEXER_STATES = 20_000
+"""Of one grammar, by all that its rows have read: an answer that needs more ends with an error."""
 _MOST_MULTIPLES = 100_000
 """Sum of all `multipleOf`, and their least common multiple: llguidance builds a state for each remainder, of which
 100,000 take a third of a second and 30 MB, and no limit of its own is about those."""
@@ -111,7 +113,7 @@ class AnswerGrammars:
 
     def _compile_or_raise(self, grammar: str) -> LLMatcher:
         check_multiples(grammar)
-        matcher = LLMatcher(self._read_tokenizer(), grammar, limits=_limits(), log_level=0)
+        matcher = LLMatcher(self._read_tokenizer(), spelled_freely(grammar), limits=_limits(), log_level=0)
         if not matcher.is_error() and (warnings := matcher.get_grammar_warnings()):
             raise GrammarError(warnings[0])  # the grammar would say less than what was asked
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()  # its first tokens: most of the lexer's work
@@ -148,6 +150,23 @@ def without_merges(tokenizer: str) -> str:
         return tokenizer
     model["merges"] = msgspec.Raw(b"[]")
     parts["model"] = msgspec.Raw(msgspec.json.encode(model))
+    return msgspec.json.encode(parts).decode()
+
+
+_SPELLED_FREELY = msgspec.Raw(
+    msgspec.json.encode({"name": "spelled_freely", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: "a"'})
+)
+
+
+def spelled_freely(grammar: str) -> str:
+    """The same grammar, with an option that is one for all of its parts: a text that must come may be spelled in any
+    tokens. Otherwise llguidance allows the tokens alone that the tokenizer finds in it: without merges one for each
+    letter, and for the spelling of a control token that token, which no text has."""
+    try:
+        parts = msgspec.json.decode(grammar, type=dict[str, list[msgspec.Raw]])
+        parts["grammars"].append(_SPELLED_FREELY)
+    except (msgspec.DecodeError, KeyError):
+        return grammar  # it is refused by who reads it
     return msgspec.json.encode(parts).decode()
 
 
@@ -195,8 +214,7 @@ def error_of(matcher: LLMatcher) -> str:
 
 
 def _check_first_token(matcher: LLMatcher, mask: bytes) -> None:
-    """Raises GrammarError where no token can be consumed though some are allowed: repetitions of repetitions
-    (`(a{1000}){3000}`) meet a limit there."""
+    """Raises GrammarError where a token that is allowed cannot be consumed."""
     first = next(place for place, byte in enumerate(mask) if byte)
     token = 8 * first + (mask[first] & -mask[first]).bit_length() - 1
     behind = matcher.deep_copy()
@@ -211,7 +229,7 @@ def _limits() -> LLParserLimits:
     the time of an object grows with the square of its properties; a row holds four items for each of a thousand."""
     return LLParserLimits(
         initial_lexer_fuel=100_000,
-        max_lexer_states=20_000,
+        max_lexer_states=MAX_LEXER_STATES,
         max_grammar_size=20_000,
         max_items_in_row=10_000,
         verbose_errors=False,
