@@ -16,7 +16,7 @@ def test_it_tells_what_the_server_does(shared_pair: Server, capsys: pytest.Captu
     for _ in range(2):
         shared_pair.complete(prompt, 4)
     shared_pair.wait_quiet()
-    argv = ["top", "--base-url", shared_pair.base_url, "--once", "--interval", "0.2"]
+    argv = ["top", shared_pair.base_url, "--once", "--interval", "0.2"]
     assert main([*argv, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["model"], told["running"]) == (shared_pair.model, 0)
@@ -36,5 +36,6 @@ def test_it_tells_what_the_server_does(shared_pair: Server, capsys: pytest.Captu
 def test_without_a_server_it_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["top", "--base-url", f"http://127.0.0.1:{free_port()}", "--once"]) == 1
     assert "no server is there" in capsys.readouterr().err
+    assert main(["top", "http://127.0.0.1:1", "--base-url", "http://127.0.0.1:2"]) == 2
     assert main(["top", "--interval", "nan"]) == 2
     assert "--interval nan: from 0.2 s on" in capsys.readouterr().err

@@ -245,6 +245,8 @@ COMPLETION_ONLY: list[Bad] = [
     ("echo", "yes", _V, None),
     ("truncate_prompt_tokens", 0, _V, None),
     ("truncate_prompt_tokens", -2, _V, None),
+    ("truncation_side", "right", _V, None),
+    ("truncation_side", "middle", _V, None),
     ("truncate_prompt_tokens", 1.0, _V, None),
     ("suffix", "tail", _U, None),
 ]
@@ -362,6 +364,8 @@ CHAT_ONLY: list[Bad] = [
     ("add_generation_prompt", "no", _V, None),
     ("truncate_prompt_tokens", 0, _V, None),
     ("truncate_prompt_tokens", -2, _V, None),
+    ("truncation_side", "right", _V, None),
+    ("truncation_side", "middle", _V, None),
     ("truncate_prompt_tokens", 1.0, _V, None),
 ]
 

@@ -96,7 +96,7 @@ def bad_grammars() -> Iterator[tuple[Mapping[str, object], str, str]]:
     for schema in hostile_schemas():
         yield {"guided_json": schema}, unusable, "guided_json"
     for name in ("regex", "guided_regex"):
-        for pattern in ("[", "a{0,1000}" * 40 + "(", "\\b", "*"):
+        for pattern in ("[", "a{0,1000}" * 40 + "(", "\\b", "*", "\\", "a\\", "a|\\", "\\\\\\"):
             yield {name: pattern}, unusable, name
         yield {name: "(a+)+$" * 30_000}, _V, name
     for name in ("ebnf", "grammar", "guided_grammar"):

@@ -130,6 +130,40 @@ async def test_a_limit_in_channels() -> None:
 
 REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "two that differ": (CHAT, {"thinking_token_budget": 3, "thinking_budget": 4}, "thinking_budget"),
+    "an effort of no API": (CHAT, {"reasoning_effort": "banana"}, "reasoning_effort"),
+    "an effort inside": (CHAT, {"reasoning": {"effort": "LOW"}}, "reasoning.effort"),
+    "an effort of a response": (RESPONSES, {"reasoning": {"effort": "banana"}}, "reasoning.effort"),
+    "off by the template, an effort": (
+        CHAT,
+        {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}},
+        "chat_template_kwargs.enable_thinking",
+    ),
+    "on by the template, no effort": (
+        CHAT,
+        {"reasoning_effort": "none", "chat_template_kwargs": {"thinking": True}},
+        "reasoning_effort",
+    ),
+    "two switches of the template": (
+        CHAT,
+        {"chat_template_kwargs": {"enable_thinking": True, "thinking": False}},
+        "chat_template_kwargs.thinking",
+    ),
+    "Anthropic's, against the template": (
+        CHAT,
+        {"thinking": {"type": "enabled"}, "chat_template_kwargs": {"enable_thinking": False}},
+        "chat_template_kwargs.enable_thinking",
+    ),
+    "Anthropic's, against an effort": (
+        CHAT,
+        {"thinking": {"type": "disabled"}, "reasoning_effort": "low"},
+        "thinking.type",
+    ),
+    "OpenRouter's, against itself": (CHAT, {"reasoning": {"enabled": False, "effort": "low"}}, "reasoning.enabled"),
+    "OpenRouter's, against an effort": (
+        CHAT,
+        {"reasoning": {"enabled": True}, "reasoning_effort": "none"},
+        "reasoning_effort",
+    ),
     "two efforts": (CHAT, {"reasoning_effort": "low", "reasoning": {"effort": "high"}}, "reasoning.effort"),
     "another parameter of processors": (CHAT, {"custom_params": {"thinking_budget": 3, "x": 1}}, "custom_params.x"),
     "a text": (CHAT, {"thinking_token_budget": "3"}, "thinking_token_budget"),
@@ -148,6 +182,30 @@ async def test_what_cannot_be_a_limit_is_refused_by_name(name: str) -> None:
         assert reply.status_code == 400
         assert reply.json()["error"]["param"] == param, reply.text
         assert (await case.client.post(CHAT, json={"model": MODEL, **BODIES[CHAT]})).status_code == 200
+
+
+async def test_an_effort_that_is_none_is_answered_with_those_there_are() -> None:
+    async with served(thinking_codec(), OracleEngine(), SETTINGS) as case:
+        reply = await case.client.post(CHAT, json={"model": MODEL, **BODIES[CHAT], "reasoning_effort": "banana"})
+    assert all(f"'{word}'" in reply.text for word in ("none", "minimal", "low", "medium", "high", "xhigh", "max"))
+
+
+AGREEING: Mapping[str, dict[str, Any]] = {
+    "both off": {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": False}},
+    "both on": {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": True, "thinking": True}},
+    "no say": {"thinking": {"type": "adaptive"}, "reasoning_effort": "none"},
+    "empty": {"reasoning_effort": "", "chat_template_kwargs": {"enable_thinking": False}},
+    "no switch": {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": None}},
+    "a limit where nothing is thought": {"thinking_budget": 9, "reasoning_effort": "none"},
+    "no time to think": {"thinking_budget": 0, "chat_template_kwargs": {"enable_thinking": True}},
+}
+
+
+@pytest.mark.parametrize("name", AGREEING)
+async def test_switches_that_agree_are_taken(name: str) -> None:
+    async with served(thinking_codec(), OracleEngine(), SETTINGS) as case:
+        reply = await case.client.post(CHAT, json={"model": MODEL, **BODIES[CHAT], **AGREEING[name]})
+    assert reply.status_code == 200, reply.text
 
 
 @pytest.mark.parametrize(

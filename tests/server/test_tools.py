@@ -220,8 +220,8 @@ REFUSED: Mapping[str, tuple[str, dict[str, object], str, str]] = {
             "tool_choice": "required",
             "tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"not": {}}}}],
         },
-        "tool_choice",
-        "cannot be followed",
+        "tools[0].function.parameters",
+        'of the tool f cannot be followed: not supported: the keyword "not"',
     ),
     "a name that is no tool": (
         HERMES,
@@ -230,6 +230,33 @@ REFUSED: Mapping[str, tuple[str, dict[str, object], str, str]] = {
         "none of the tools",
     ),
 }
+
+
+UNUSABLE: Mapping[str, tuple[dict[str, Any], str]] = {
+    "keywords": ({"if": {}, "not": {}}, "the keyword"),
+    "inside": ({"properties": {"a": {"type": "array", "uniqueItems": True}}}, '"uniqueItems"'),
+    "a type": ({"properties": {"a": {"type": "banana"}}}, "banana"),
+    "a format": ({"properties": {"a": {"type": "string", "format": "banana"}}}, "banana"),
+    "a reference": ({"properties": {"a": {"$ref": "#/x"}}}, "/x"),
+    "a pattern": ({"properties": {"a": {"type": "string", "pattern": "("}}}, "unclosed group"),
+    "no text at all": ({"properties": {"a": {"enum": []}}, "required": ["a"]}, "a"),
+    "steps": ({"properties": {"a": {"multipleOf": 1.234567e-07}}}, "multipleOf"),
+}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("name", UNUSABLE)
+async def test_the_tool_whose_schema_cannot_be_followed_is_named(name: str, choice: str) -> None:
+    """With what is at fault in it, and nothing of the grammar that is made of all tools."""
+    parameters, words = UNUSABLE[name]
+    strict = {"type": "function", "function": {"name": "get_it", "strict": True, "parameters": parameters}}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER, strict]}
+    async with served(codec(HERMES), says(""), SETTINGS) as case:
+        reply = await case.client.post(URL, json=body | {"tool_choice": choice})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, "tools[1].function.parameters")
+        assert "the tool get_it" in error["message"] and words in error["message"]
+        assert "start:" not in error["message"] and "<[" not in error["message"]
 
 
 @pytest.mark.parametrize("name", REFUSED)

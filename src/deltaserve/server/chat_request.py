@@ -8,7 +8,7 @@ from deltaserve.server.chat_messages import ChatMessage, encode_messages
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, compose
 from deltaserve.server.prompts import KeptTokens, Prompt, limits_to_cut, num_kept
 from deltaserve.server.sampling_fields import EndpointFields
-from deltaserve.server.structured_output import Constraint, constraint_of, without_constraints
+from deltaserve.server.structured_output import Constraint, PartSchema, constraint_of, without_constraints
 from deltaserve.server.text.answers.answer_grammar import AnswerShape, Calls, answer_grammar, can_bound
 from deltaserve.server.text.answers.answer_reader import AnswerReading, PromptEnd, ShowReasoning
 from deltaserve.server.text.answers.answer_syntax import AnswerSyntax
@@ -126,7 +126,7 @@ def _constraint(request: ChatRequest, codec: TextCodec, prompt: Prompt, max_toke
     asked = "tool_choice" if calls is Calls.MUST else "tools" if calls is Calls.MAY or limit is None else limit.param
     param = own.param if own is not None else asked
     if grammar is not None:
-        return Constraint(param, grammar)
+        return Constraint(param, grammar, _client_schemas(tools) if calls is not Calls.NONE else ())
     if calls is Calls.MUST:
         raise unsupported(param, 'calls in the format of this model cannot be forced: send tool_choice "auto"')
     raise unsupported(param, f"{param} beside tools is not possible in the format of this model: send one of them")
@@ -157,6 +157,17 @@ def _schemas(tools: ToolUse) -> Mapping[str, Mapping[str, object]]:
     strict = {tool.name for tool in tools.tools if tool.is_strict}
     asked = {name: schema if name in strict else loosened(schema) for name, schema in tools.callable.items()}
     return {name: {**schema, "type": "object"} for name, schema in asked.items()}
+
+
+def _client_schemas(tools: ToolUse) -> Sequence[PartSchema]:
+    """Schemas that are followed whole."""
+    return [
+        PartSchema(
+            f"tools[{index}].function.parameters", f"the tool {tool.name}", {**tool.parameters, "type": "object"}
+        )
+        for index, tool in enumerate(tools.tools)
+        if tool.is_strict and tool.parameters is not None and tool.name in tools.allowed
+    ]
 
 
 def _text_options(text: TextOptions, request: ChatRequest, codec: TextCodec, prompt: Prompt) -> TextOptions:

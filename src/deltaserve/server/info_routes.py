@@ -314,8 +314,9 @@ async def past_request(front: Front, request: Request) -> Response:
 
 def _names(front: Front) -> dict[str, object]:
     """What the model is called, and where it is: what routers of other projects read before they send anything."""
-    name, path = front.settings.model_name, front.settings.model_path
-    paths = {"model_path": path or name, "tokenizer_path": path or name}
+    name = front.settings.model_name
+    path, *_ = (*front.settings.model_paths, name)
+    paths = {"model_path": path, "tokenizer_path": path}
     return {"model": name, "served_model_name": name, **paths}
 
 
@@ -326,7 +327,7 @@ def _model(front: Front, name: str) -> dict[str, object]:
         "object": "model",
         "created": front.created,
         "owned_by": "deltaserve",
-        "root": front.settings.model_path or front.settings.model_name,
+        "root": (*front.settings.model_paths, front.settings.model_name)[0],
         "max_model_len": limits.max_context_len if limits else None,
     }
 

@@ -177,7 +177,7 @@ class Asker:
 
 def check_model(name: str | None, settings: ServerSettings) -> None:
     """Raises ApiError 404 for another model than the one served."""
-    if name not in (None, *settings.model_names, settings.model_path):
+    if name not in (None, *settings.model_names, *settings.model_paths):
         names = " and ".join(map(excerpt, settings.model_names))
         message = f"the model {excerpt(name)} does not exist here; this server has {names}"
         raise ApiError(404, "model_not_found", message, "model")

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from deltaserve.control.front.client import Limits
 from deltaserve.server.api_errors import ApiError, excerpt, invalid
@@ -15,6 +15,9 @@ _LONGEST = 16
 KeptTokens = Annotated[int, Field(ge=-1, lt=1 << 31)] | None
 """vLLM's `truncate_prompt_tokens`: of each prompt the last so many tokens are taken; -1: as many as fit with what is
 asked for. None: all, and a prompt that is too long is refused."""
+
+TruncationSide = Annotated[Literal["left"] | None, BeforeValidator(lambda value: None if value == "" else value)]
+"""vLLM's: the end of a prompt is never left out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """What the HTTP front may be told. Frozen; resolved once by the command line."""
 
+import os
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -86,7 +87,7 @@ class ServerSettings:
     other_names: tuple[str, ...] = ()
     """Names that requests may call it by, too."""
     model_path: str | None = None
-    """Path of the model as the command line names it; requests may call the model by it too."""
+    """Path of the model as the command line names it."""
     host: str = "127.0.0.1"
     port: int = 8000
     uds: str | None = None
@@ -135,6 +136,11 @@ class ServerSettings:
     def model_names(self) -> tuple[str, ...]:
         """All of them, the one that answers carry first."""
         return self.model_name, *self.other_names
+
+    @property
+    def model_paths(self) -> tuple[str, ...]:
+        """The model's path in full, and as the command line names it: requests may call the model by either."""
+        return () if self.model_path is None else (os.path.abspath(self.model_path), self.model_path)
 
     @property
     def num_tenants(self) -> int:

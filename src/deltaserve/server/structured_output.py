@@ -36,6 +36,11 @@ _LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start[^\S\n]*:)", re.MULTILINE)
 _NUM_THREADS = 4
 _SHOWN_CHARS = 80
 """Characters of the library's reason that a client is told."""
+_COPY = re.compile(r" 1 \| ")
+"""Behind its reason the library repeats the lines of the grammar, most of which are ours."""
+_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
+_MOST_PARTS = 64
+"""Schemas that are compiled to find out which one is at fault."""
 _OWN_OPTIONS = "x-guidance"
 """Where llguidance looks for its options in a schema: a client's could say that unknown keywords count for nothing."""
 Schema = dict[str, object] | bool
@@ -96,11 +101,22 @@ class ConstraintFields(SamplingFields):
 
 
 @dataclass(frozen=True, slots=True)
+class PartSchema:
+    """A schema that a grammar is made of, and whose."""
+
+    param: str
+    owner: str
+    schema: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
 class Constraint:
     """What an answer must be, and the field that asks for it."""
 
     param: str
     grammar: str
+    parts: Sequence[PartSchema] = ()
+    """Schemas of clients in it: where the grammar is of no use, the fault is looked for in these."""
 
 
 def constraint_of(fields: ConstraintFields, other: Constraint | None = None) -> Constraint | None:
@@ -159,6 +175,8 @@ def lark_grammar(lark: str) -> str:
 def regex_grammar(regex: str, param: str) -> str:
     """Grammar of the texts that a pattern matches as a whole, with anchors or without."""
     _check_size(regex, param)
+    if (len(regex) - len(regex.rstrip("\\"))) % 2:  # the translation drops it
+        raise _unusable(param, "the pattern ends in a backslash that escapes nothing")
     try:
         return lark_grammar(f"start: /{regex_to_lark(regex)}/")
     except ValueError as error:
@@ -214,10 +232,22 @@ class GrammarCheck:
 
     async def check(self, constraint: Constraint) -> None:
         """Raises ApiError 400, which names what the grammar has that cannot be done."""
+        reason = await self._reason(constraint.grammar)
+        if reason is None:
+            return
+        for part in constraint.parts[:_MOST_PARTS]:
+            of_part = await self._reason(json_grammar({**part.schema}, part.param))
+            if of_part is not None:
+                raise _unusable(part.param, of_part, part.owner)
+        raise _unusable(constraint.param, reason)
+
+    async def _reason(self, grammar: str) -> str | None:
+        """Why it is of no use; None: it is."""
         try:
-            await asyncio.shield(asyncio.wrap_future(self._grammars.compile(constraint.grammar)))
+            await asyncio.shield(asyncio.wrap_future(self._grammars.compile(grammar)))
         except GrammarError as error:
-            raise _unusable(constraint.param, str(error)) from error
+            return str(error)
+        return None
 
 
 def _of_response_format(given: ResponseFormat | None, spaces: str) -> list[Constraint]:
@@ -294,9 +324,15 @@ def _json_text(value: object, param: str) -> str:
         raise _unusable(param, "arrays and objects stand in each other too deep") from error
 
 
-def _unusable(param: str, reason: str) -> ApiError:
-    shown = " ".join(reason.split())
-    for before in ("(in regex): ", " error: "):  # behind a copy of the pattern, which may be long
+def _unusable(param: str, reason: str, owner: str = "") -> ApiError:
+    shown = _COPY.split(" ".join(reason.split()), 1)[0]
+    for before in (
+        "(in regex): ",
+        " error: ",
+        "failed to compile JSON schema: ",
+    ):  # behind copies and places
         shown = shown.rpartition(before)[2]
+    shown = _KEYWORDS.sub(r"not supported: the keyword \1", shown)
     shown = shown if len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + " ..."
-    return invalid(param, f"{param} cannot be followed: {shown}", "unsupported_grammar")
+    of = f" of {owner}" if owner else ""
+    return invalid(param, f"{param}{of} cannot be followed: {shown}", "unsupported_grammar")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from deltaserve.server.api_errors import excerpt, invalid, unsupported
 from deltaserve.server.body_fields import Body, BodyPart
@@ -13,6 +13,16 @@ from deltaserve.server.body_fields import Body, BodyPart
 NO_LIMIT = -1
 """A budget that is none, as Qwen's and Gemini's clients write it."""
 Budget = Annotated[int, Field(ge=NO_LIMIT)]
+Effort = Annotated[
+    Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
+    BeforeValidator(lambda value: None if value == "" else value),
+]
+"""How much is to be reasoned, in the words of OpenAI's API and of templates that know more of them. A template's own
+word goes into `chat_template_kwargs`."""
+
+
+_SWITCHES = ("enable_thinking", "thinking")
+"""What templates of hybrid models call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +43,7 @@ class ThinkingOptions(BodyPart):
 class ReasoningFields(BodyPart):
     """OpenRouter's."""
 
-    effort: Annotated[str, Field(max_length=64)] | None = None
+    effort: Effort = None
     max_tokens: Budget | None = None
     enabled: bool | None = None
     exclude: bool | None = None
@@ -49,7 +59,7 @@ class CustomParams(BodyPart):
 class ThinkingFields(Body):
     """Chat completions: how much the model reasons."""
 
-    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    reasoning_effort: Effort = None
     reasoning: ReasoningFields | None = None
     thinking: ThinkingOptions | None = None
     thinking_token_budget: Budget | None = None
@@ -90,11 +100,35 @@ def limit_of(asked: Mapping[str, int | None]) -> ReasoningLimit | None:
 def asked_effort(fields: ThinkingFields) -> str | None:
     """How much is to be reasoned, in the words of the model's template. Raises ApiError 400 where two differ."""
     inner = None if fields.reasoning is None else fields.reasoning.effort
-    if inner and fields.reasoning_effort not in (None, "", inner):
+    if inner and fields.reasoning_effort not in (None, inner):
         raise invalid("reasoning.effort", f"it is {excerpt(inner)}, and reasoning_effort differs: give one of them")
     if inner or fields.reasoning_effort:
         return inner or fields.reasoning_effort
     return "none" if fields.reasoning is not None and fields.reasoning.enabled is False else None
+
+
+def check_switches(fields: ThinkingFields, options: Mapping[str, object]) -> None:
+    """`options`: of the template. A budget is no switch: where the model does not think it bounds nothing.
+
+    Raises ApiError 400 where one field says that the model thinks, and another one that it does not.
+    """
+    reasoning, thinking = fields.reasoning, fields.thinking
+    kind = None if thinking is None or thinking.type == "adaptive" else thinking.type
+    said = {
+        "reasoning_effort": _thinks_at(fields.reasoning_effort),
+        "reasoning.effort": _thinks_at(reasoning.effort if reasoning else None),
+        "reasoning.enabled": reasoning.enabled if reasoning else None,
+        "thinking.type": None if kind is None else kind == "enabled",
+        **{f"chat_template_kwargs.{name}": value for name, value in options.items() if name in _SWITCHES},
+    }
+    on = next((param for param, thinks in said.items() if thinks is True), None)
+    off = next((param for param, thinks in said.items() if thinks is False), None)
+    if on is not None and off is not None:
+        raise invalid(off, f"{on} says that the model thinks, and {off} that it does not: give one of them")
+
+
+def _thinks_at(effort: str | None) -> bool | None:
+    return None if effort is None else effort != "none"
 
 
 def thinking_options(asked: ThinkingOptions | None) -> Mapping[str, object]:
@@ -102,4 +136,4 @@ def thinking_options(asked: ThinkingOptions | None) -> Mapping[str, object]:
     if asked is None or asked.type == "adaptive":
         return {}
     is_on = asked.type == "enabled"
-    return {"enable_thinking": is_on, "thinking": is_on}
+    return dict.fromkeys(_SWITCHES, is_on)

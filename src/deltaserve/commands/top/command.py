@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "What a running server is doing: requests, tokens, what its caches hold and find, and each worker. It only "
         "reads, and shows no text of any request. Where stdout is no terminal each look is printed below the last."
     )
-    parser.add_argument("--base-url", default=DEFAULT_URL, metavar="URL", help=f"the server (default {DEFAULT_URL})")
+    parser.add_argument("url", nargs="?", metavar="URL", help=f"the server (default {DEFAULT_URL})")
+    parser.add_argument("--base-url", metavar="URL", help="the same, as other commands call it")
     parser.add_argument("--admin-url", metavar="URL", help="where it has its admin routes; with keys, one port above")
     parser.add_argument(
         "--api-key-file", type=Path, metavar="FILE", help="keys as for `serve`; the first admin key is sent"
@@ -47,8 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Exit code: 0, or 1 where the first look fails. Raises ConfigError."""
     if not _FEWEST_S <= arguments.interval < math.inf:  # nor NaN
         raise ConfigError(f"--interval {arguments.interval:g}: from {_FEWEST_S:g} s on")
+    if None not in (arguments.url, arguments.base_url) and arguments.url != arguments.base_url:
+        raise ConfigError(f"URL {arguments.url} and --base-url {arguments.base_url} differ: give one of them")
     keys = read_api_keys(arguments.api_key_file) if arguments.api_key_file else ()
-    watch = _Watch(arguments.base_url, arguments.admin_url, keys)
+    watch = _Watch(arguments.url or arguments.base_url or DEFAULT_URL, arguments.admin_url, keys)
     first = watch.look()
     if isinstance(first, str):
         print(first, file=sys.stderr)

@@ -24,7 +24,7 @@ from deltaserve.server.routes import HttpRoute
 from deltaserve.server.text.answer_pieces import AnswerPiece, Arguments, CallBegins, Content, Reasoning, arguments_of
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
-from deltaserve.server.thinking import ThinkingOptions, limit_of, thinking_options
+from deltaserve.server.thinking import Effort, ThinkingOptions, limit_of, thinking_options
 from deltaserve.server.tool_use import CallMode, FunctionTool, ToolUse, tool_use
 from deltaserve.server.usage import Counted, cached_len
 
@@ -53,7 +53,7 @@ class OutputFormat(BodyPart):
 class OutputConfig(BodyPart):
     """How the answer is to be."""
 
-    effort: Annotated[str, Field(max_length=64)] | None = None
+    effort: Effort = None
     format: OutputFormat | None = None
 
 

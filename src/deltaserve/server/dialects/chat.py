@@ -13,12 +13,12 @@ from deltaserve.server.chat_request import MAX_OPTIONS, ChatRequest, chat_job, t
 from deltaserve.server.dialect import Dialect
 from deltaserve.server.jobs import Asker, Common, Job, Sample, check_model, new_id
 from deltaserve.server.openai_format import OpenAiFormat
-from deltaserve.server.prompts import KeptTokens
+from deltaserve.server.prompts import KeptTokens, TruncationSide
 from deltaserve.server.sampling_fields import MAX_LOGPROBS
 from deltaserve.server.text.answer_pieces import Arguments, CallBegins, arguments_of
 from deltaserve.server.text.answers.answer_reader import ShowReasoning
 from deltaserve.server.text.sample_text import TextPiece
-from deltaserve.server.thinking import ThinkingFields, asked_effort, asked_limit, thinking_options
+from deltaserve.server.thinking import ThinkingFields, asked_effort, asked_limit, check_switches, thinking_options
 from deltaserve.server.tool_use import CallMode, FunctionTool, ToolUse, tool_use
 from deltaserve.server.usage import logprob_entries
 
@@ -92,6 +92,7 @@ class ChatBody(Common, ThinkingFields):
     add_generation_prompt: bool | None = None
     """vLLM's: false leaves out what the template writes where an answer begins."""
     truncate_prompt_tokens: KeptTokens = None
+    truncation_side: TruncationSide = None
     chat_template_kwargs: Annotated[dict[str, str | bool | int | float | None], at_most(MAX_OPTIONS)] | None = None
 
 
@@ -107,6 +108,7 @@ def _job(body: ChatBody, asker: Asker) -> Job:
     if is_open and body.add_generation_prompt:
         raise invalid("add_generation_prompt", "continue_final_message goes on with a message: no other one begins")
     given = body.chat_template_kwargs or {}
+    check_switches(body, given)
     options = template_options(asked_effort(body), given, "chat_template_kwargs")
     options = {**thinking_options(body.thinking), **options}
     if body.add_generation_prompt is False:

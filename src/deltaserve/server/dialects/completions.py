@@ -9,7 +9,7 @@ from deltaserve.server.api_errors import Json
 from deltaserve.server.dialect import Dialect
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, Sample, check_model, compose, new_id
 from deltaserve.server.openai_format import OpenAiFormat
-from deltaserve.server.prompts import KeptTokens, Prompt, limits_to_cut, num_kept, read_prompts
+from deltaserve.server.prompts import KeptTokens, Prompt, TruncationSide, limits_to_cut, num_kept, read_prompts
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
@@ -39,6 +39,7 @@ class CompletionBody(Common):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: KeptTokens = None
+    truncation_side: TruncationSide = None
 
 
 def completion_job(body: CompletionBody, asker: Asker) -> Job:

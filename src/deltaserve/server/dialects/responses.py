@@ -17,7 +17,7 @@ from deltaserve.server.sampling_fields import MAX_LOGPROBS, SamplingFields
 from deltaserve.server.text.answer_pieces import AnswerPiece, Arguments, CallBegins, Content, Reasoning
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
-from deltaserve.server.thinking import Budget, limit_of
+from deltaserve.server.thinking import Budget, Effort, limit_of
 from deltaserve.server.tool_use import CallMode, FunctionTool, ToolUse, tool_use
 from deltaserve.server.usage import Counted, cached_len, logprob_entries
 
@@ -29,7 +29,7 @@ _NAMES = {"messages": "input", "response_format.json_schema": "text.format", "re
 class ReasoningOptions(BodyPart):
     """How much the model is to reason. A summary is not made: the reasoning itself is told."""
 
-    effort: Annotated[str, Field(max_length=64)] | None = None
+    effort: Effort = None
     max_tokens: Budget | None = None
     """OpenRouter's."""
     summary: str | None = None
