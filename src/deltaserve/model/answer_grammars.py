@@ -24,7 +24,7 @@ _MOST_KEPT, _MOST_KEPT_BYTES = 32, 4 << 20
 limits."""
 
 MAX_LEXER_STATES = 20_000
-"""Of one grammar, by all that its rows have read: an answer that needs more ends with an error."""
+"""Most states of one grammar, by all that its rows have read: an answer that needs more ends with an error."""
 _MOST_MULTIPLES = 100_000
 """Sum of all `multipleOf`, and their least common multiple: llguidance builds a state for each remainder, of which
 100,000 take a third of a second and 30 MB, and no limit of its own is about those."""
