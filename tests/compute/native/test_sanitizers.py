@@ -38,12 +38,18 @@ def build(source: Path, program: Path, *more: str) -> subprocess.CompletedProces
 
 
 @pytest.fixture(params=DRIVERS, ids=lambda driver: driver.stem)
-def program(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A driver linked with the library of this tree."""
+def program(request: pytest.FixtureRequest) -> Path:
+    """A driver linked with the library of this tree, compiled when a source, a flag or the compiler changed."""
     compiled_library()
-    built = build(request.param, tmp_path / "fuzz", str(SOURCES / LIBRARY_NAME), f"-Wl,-rpath,{SOURCES}")
-    assert not built.returncode, built.stderr
-    return tmp_path / "fuzz"
+    kept = made_once(BUILDS / "fuzz", [*_made_of(), bytes(SOURCES)], _make_programs)
+    driver: Path = request.param
+    return kept / driver.stem
+
+
+def _make_programs(folder: Path) -> None:
+    for driver in DRIVERS:
+        built = build(driver, folder / driver.stem, str(SOURCES / LIBRARY_NAME), f"-Wl,-rpath,{SOURCES}")
+        assert not built.returncode, built.stderr
 
 
 def test_against_plain_arithmetic(program: Path) -> None:
