@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -19,10 +19,11 @@ from deltaserve.launch.process_limits import require_files, require_threads
 from deltaserve.launch.serve import describe_staging, require_free_port, tell_native, tell_resolved
 from deltaserve.process.children.child_events import ChildStarts
 from deltaserve.process.children.interrupts import hold_for_successor
-from deltaserve.process.children.terminal import say, say_in_json
+from deltaserve.process.children.terminal import Say, say, say_in_json
 from deltaserve.process.front.secrets import NO_CLUSTER_KEY, read_cluster_key
-from deltaserve.process.worker.worker_spec import encode_spec, worker_environment
-from deltaserve.settings.config import Settings
+from deltaserve.process.worker.worker_spec import WorkerSpec, encode_spec, worker_environment
+from deltaserve.settings.config import FRONTS, Settings
+from deltaserve.settings.flags.options import read_options
 from deltaserve.settings.host_and_port import is_loopback
 from deltaserve.settings.resolve import ResolvedConfig, auto_values, resolve
 from deltaserve.settings.worker_list import name_of
@@ -35,29 +36,26 @@ _LOOPBACK = "127.0.0.0/8"
 def run_worker_command(settings: Settings, role: Role) -> int:
     """Become the worker: returns only where that fails. Raises ConfigError."""
     prepared = prepare_worker(settings, role)
-    host, port = settings.network.host, settings.disaggregation.disaggregation_bootstrap_port
-    require_free_port("--disaggregation-bootstrap-port", host, port)
+    require_link_port(settings)
     require_files()
     require_threads(prepared.resolved.tp_size, prepared.resolved.tp_size * prepared.resolved.num_threads)
-    name = settings.network.worker_name or name_of(role, advertised(settings))
-    spec = msgspec.structs.replace(
-        worker_spec(name, role, settings, prepared.checkpoint, prepared.resolved, prepared.secret_path),
-        host=host,
-        port=port,
-        transport_devices=prepared.data.devices,
-        transport_host=prepared.data.host,
-    )
+    spec = prepared.spec(settings, role)
+    name = spec.name
     tell = say if spec.log.format == "text" else say_in_json(name, sys.stderr)
-    for note in prepared.checkpoint.notes:
-        tell(note)
-    tell_resolved(prepared.resolved, tell)
-    tell_native([prepared.resolved], tell)
-    if has_staging(settings):
-        tell(describe_staging(settings))
+    prepared.tell(settings, tell)
+    if idle := sorted(given_for_fronts(settings)):
+        tell(f"without --http nothing here takes requests: {', '.join(idle)} have no effect")
     tell(ChildStarts(name, os.getpid()))
     argv = [sys.executable, "-m", "deltaserve.process.worker.worker", _in_memory(encode_spec(spec))]
     hold_for_successor()
     os.execve(sys.executable, argv, {**os.environ, **worker_environment(spec)})
+
+
+def given_for_fronts(settings: Settings) -> Iterator[str]:
+    """Flags that only a front reads, of those that are not as they are by default."""
+    for option in read_options():
+        if option.commands == FRONTS and getattr(getattr(settings, option.group), option.field) != option.default:
+            yield option.flag
 
 
 def rehearse_worker_command(settings: Settings, role: Role) -> dict[str, str]:
@@ -74,6 +72,32 @@ class PreparedWorker:
     secret_path: Path
     data: DataAddress
     """Where page transfers listen."""
+
+    def spec(self, settings: Settings, role: Role) -> WorkerSpec:
+        """The worker, as others reach it."""
+        name = settings.network.worker_name or name_of(role, advertised(settings))
+        return msgspec.structs.replace(
+            worker_spec(name, role, settings, self.checkpoint, self.resolved, self.secret_path),
+            host=settings.network.host,
+            port=settings.disaggregation.disaggregation_bootstrap_port,
+            transport_devices=self.data.devices,
+            transport_host=self.data.host,
+        )
+
+    def tell(self, settings: Settings, tell: Say) -> None:
+        """What was decided."""
+        for note in self.checkpoint.notes:
+            tell(note)
+        tell_resolved(self.resolved, tell)
+        tell_native([self.resolved], tell)
+        if has_staging(settings):
+            tell(describe_staging(settings))
+
+
+def require_link_port(settings: Settings) -> None:
+    """Raises ConfigError when nobody could listen for links."""
+    port = settings.disaggregation.disaggregation_bootstrap_port
+    require_free_port("--disaggregation-bootstrap-port", settings.network.host, port)
 
 
 def prepare_worker(settings: Settings, role: Role) -> PreparedWorker:
@@ -119,9 +143,14 @@ def data_address(
     flags = transfer_flags(settings)
     if flags.devices is not None:
         check_devices(flags.devices, known)
-    network = settings.security.trusted_data_network or _LOOPBACK
+    network = trusted_network(settings)
     devices = flags.devices or data_devices(network, addresses)
     return kind.listen(flags, DataNetwork(network, devices, addresses))
+
+
+def trusted_network(settings: Settings) -> str:
+    """Where prefill and decode workers are."""
+    return settings.security.trusted_data_network or _LOOPBACK
 
 
 def data_devices(network: str, addresses: Mapping[str, Sequence[str]]) -> str:

@@ -11,10 +11,12 @@ from typing import Generic
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deltaserve.core.errors import FailReason, RequestFailed
+from deltaserve.core.errors import FailReason, RequestFailed, StateError
+from deltaserve.core.ids import Role
 from deltaserve.server.api_errors import NOT_OURS, OPENAI_ERRORS, ApiError, ErrorShape, Json, from_failure
-from deltaserve.server.body_fields import Model
+from deltaserve.server.body_fields import Model, parse
 from deltaserve.server.front import Front
+from deltaserve.server.half import partner_words, prefill_body, take_places
 from deltaserve.server.jobs import Asker, Job
 from deltaserve.server.observe import JobRecord
 from deltaserve.server.read import THREAD_BYTES, Caller, caller_of, deadline_s
@@ -94,15 +96,34 @@ class Dialect(Generic[Model]):
             )
 
     async def _read(self, front: Front, request: Request, caller: Caller) -> tuple[Job, AnswerFormat]:
-        deadline = deadline_s(request, front.settings)
-        async with front.read(request, self.body) as fields:
+        deadline, half = deadline_s(request, front.settings), front.settings.half
+        async with front.reading.object_of(request) as raw:
+            places = None if half is None else await take_places(raw, half)
+            fields = parse(self.body, raw, front.unknown_fields)
             asker = Asker(caller.namespace, deadline, front.limits(), front.text, front.settings, front.unknown_fields)
             is_large = int(request.headers.get("content-length", THREAD_BYTES)) >= THREAD_BYTES
             job = await front.threads.run_if(is_large, partial(self.job, fields, asker))
             if job.constraint is not None:
                 await front.grammars.check(job.constraint)
+            if half is not None and places is not None:
+                job = places.bound(job, half)
+            if job.half is Role.PREFILL:
+                return job, PrefillFormat(job)
             kept = fields.model_copy(update=dict.fromkeys(self.prompt_fields))
             return job, self.answer(front.text, job, kept)
+
+
+class PrefillFormat(AnswerFormat):
+    """The answer of a half that says nothing of the text: never streamed."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def whole(self, pieces: Mapping[int, TextPiece], counted: Counted) -> Json | list[Json]:
+        return prefill_body(self._job, counted)
+
+    def events(self, piece: TextPiece, counted: Counted, *, is_first: bool) -> bytes:
+        raise StateError("prefill's half of a request is not streamed")
 
 
 @contextmanager
@@ -164,6 +185,8 @@ def as_api_error(job: Job, error: BaseException) -> ApiError:
         failure = from_failure(error)
         if error.reason is FailReason.GRAMMAR_FAILED and job.constraint is not None:
             failure.param = job.constraint.param
+        if job.half is not None:
+            failure.message = partner_words(job.half, error)
         return failure
     _log.error("request %r met a bug", job.id, exc_info=error)
     return from_failure(RequestFailed(FailReason.INTERNAL, str(error)))

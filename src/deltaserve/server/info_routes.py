@@ -169,6 +169,9 @@ async def readyz(front: Front, request: Request) -> Response:
 async def health_generate(front: Front, request: Request) -> Response:
     """GET /health_generate: one token is generated, past every cache. Costs a prefill: it needs a key."""
     front.health.check()
+    half = front.settings.half
+    if half is not None and half.role is Role.PREFILL:  # there is nobody here to generate for
+        return json_reply({"status": "ready"})
     room, sampling = Room(secrets.token_bytes(16)), SamplingParams(max_tokens=1, seed=0, temperature=0.0)
     namespace = caller_of(request).namespace
     probe = Generation(room, pack_u32((0,)), namespace, sampling, _PROBE_S, CacheUse.BYPASS)
@@ -188,6 +191,13 @@ async def loads(front: Front, request: Request) -> Response:
     admission = front.admission
     load = {"num_running_reqs": admission.num_running, "num_waiting_reqs": admission.num_waiting}
     return json_reply({"loads": [{"dp_rank": 0, **load, "num_total_reqs": sum(load.values())}]})
+
+
+async def load(front: Front, request: Request) -> Response:
+    """GET /get_load: SGLang's older form of the same."""
+    admission = front.admission
+    counts = {"num_reqs": admission.num_running + admission.num_waiting, "num_waiting_reqs": admission.num_waiting}
+    return json_reply([{"dp_rank": 0, **counts, "num_tokens": admission.num_tokens}])
 
 
 async def version(front: Front, request: Request) -> Response:
@@ -317,7 +327,16 @@ def _names(front: Front) -> dict[str, object]:
     name = front.settings.model_name
     path, *_ = (*front.settings.model_paths, name)
     paths = {"model_path": path, "tokenizer_path": path}
-    return {"model": name, "served_model_name": name, **paths}
+    return {"model": name, "served_model_name": name, **paths, **_half(front)}
+
+
+def _half(front: Front) -> dict[str, object]:
+    """What routers read of a worker of a pair."""
+    half = front.settings.half
+    if half is None:
+        return {}
+    sizes = {"tp_size": half.tp_size, "dp_size": 1, "max_running_requests": half.max_running}
+    return {"disaggregation_mode": half.role.value, "disaggregation_bootstrap_port": half.port, **sizes}
 
 
 def _model(front: Front, name: str) -> dict[str, object]:

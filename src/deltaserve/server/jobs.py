@@ -9,7 +9,7 @@ import msgspec
 from pydantic import ConfigDict
 
 from deltaserve.control.front.client import Generation, Limits
-from deltaserve.core.ids import Namespace, Room
+from deltaserve.core.ids import Namespace, Role, Room
 from deltaserve.core.tokens import pack_u32
 from deltaserve.core.wire.messages import CacheUse
 from deltaserve.server.api_errors import ApiError, excerpt, invalid, unsupported
@@ -50,6 +50,8 @@ class Job:
     """The answer is a list, in dialects where one prompt has an answer alone."""
     constraint: Constraint | None = None
     """What every sample must be; to be checked before the job runs."""
+    half: Role | None = None
+    """Role of the half that is done here; None: all of it."""
 
     @property
     def prompt_len(self) -> int:

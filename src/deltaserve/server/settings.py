@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from enum import Enum
 
-from deltaserve.core.ids import Namespace
+from deltaserve.core.ids import Namespace, Role
 from deltaserve.settings.host_and_port import is_loopback
 
 
@@ -31,6 +31,21 @@ class TlsFiles:
     certificate: str
     key: str | None
     """None: it is in the file of the certificate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """The one worker that a front speaks for, where a router of another project sends each request to a prefill and a
+    decode worker at once."""
+
+    role: Role
+    host: str
+    """Where other workers reach it; prefill's is what requests name."""
+    port: int
+    network: str
+    """Network on which the prefill workers are that requests name."""
+    tp_size: int
+    max_running: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +123,8 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may call the API and read its answers; `*`: any."""
     http: HttpLimits = field(default_factory=HttpLimits)
+    half: Half | None = None
+    """None: requests are answered whole."""
     default_max_tokens: int | None = None
     """Output tokens of a chat that names no limit; None: what the context leaves, which is the most in any case.
     /v1/completions has OpenAI's 16."""

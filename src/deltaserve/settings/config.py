@@ -209,6 +209,8 @@ def option(default: Any, help_text: str, *, commands: tuple[str, ...] = (), use:
 
 COMPUTING = ("serve", "prefill", "decode")
 ROUTING = ("serve", "router")
+FRONTS = ("serve", "router", "prefill", "decode")
+"""Those that take HTTP requests: workers with --http."""
 DECODING = ("serve", "decode")
 WORKERS_ANYWHERE = ("prefill", "decode", "serve")
 """Commands that read an option. The others refuse its flag; a file of options may be shared by all."""
@@ -221,7 +223,7 @@ class ModelSettings(Group):
     served_model_name: Names | None = option(
         None,
         "names in the API, `A B` or `A,B`: answers carry the first; by default the folder's name",
-        commands=ROUTING,
+        commands=FRONTS,
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
@@ -238,21 +240,21 @@ class ModelSettings(Group):
     chat_template: Text | None = option(
         None,
         "file of a chat template (Jinja) in place of the model's own",
-        commands=ROUTING,
+        commands=FRONTS,
         use="rare",
     )
     tool_call_parser: CallParser = option(
         "auto",
         f"how calls of tools stand in answers ({'; '.join(branch_help(ANSWERS, 'tool_call_parser'))}); auto is the one "
         "that reads what the chat template writes of an earlier call; none takes no tools",
-        commands=ROUTING,
+        commands=FRONTS,
         use="rare",
     )
     reasoning_parser: ReasoningParser = option(
         "auto",
         f"how reasoning stands in answers ({'; '.join(branch_help(ANSWERS, 'reasoning_parser'))}); auto is as the chat "
         "template marks it; none leaves it in the content",
-        commands=ROUTING,
+        commands=FRONTS,
         use="rare",
     )
     sampling_defaults: SamplingSource = option(
@@ -260,7 +262,7 @@ class ModelSettings(Group):
         "where the sampling of requests that name none comes from: the model's files (a GGUF file that recommends "
         "nothing: temperature 0.8, top_k 40, top_p 0.95, min_p 0.05, as local servers have it), or openai: temperature "
         "1 and no cut",
-        commands=ROUTING,
+        commands=FRONTS,
     )
     context_length: Count | Auto = option(
         "auto",
@@ -464,19 +466,19 @@ class SchedulingSettings(Group):
     default_max_tokens: Count | None = option(
         None,
         "output tokens of a chat request that names no limit; by default what the context leaves",
-        commands=ROUTING,
+        commands=FRONTS,
     )
     stream_interval: Count = option(
         1,
         "tokens between two events of a stream; the first is never held",
-        commands=ROUTING,
+        commands=FRONTS,
         use="rare",
     )
     request_timeout_s: Seconds = option(600.0, "a request without its own deadline ends after this")
     slow_reader_timeout_s: Seconds = option(
         30.0,
         "a stream is cut whose client takes nothing for so long",
-        commands=ROUTING,
+        commands=FRONTS,
         use="rare",
     )
 
@@ -660,16 +662,22 @@ class NetworkSettings(Group):
         commands=("prefill", "decode"),
     )
     port: Port = option(30000, "port of the API", commands=ROUTING)
+    http: Port | None = option(
+        None,
+        "port on which this worker takes its half of requests, from a router of another project that sends each to a "
+        "prefill and a decode worker at once (SGLang's, smg); by default it serves `deltaserve router` alone",
+        commands=("prefill", "decode"),
+    )
     admin_host: Host | None = option(
         None,
         "address of the admin routes (metrics, drain); by default 127.0.0.1",
-        commands=ROUTING,
+        commands=FRONTS,
         use="rare",
     )
     admin_port: Port | None = option(
         None,
         "port of the admin routes; by default the one above --port when keys are set, else --port itself",
-        commands=ROUTING,
+        commands=FRONTS,
         use="rare",
     )
     fronts: Fronts = option(
@@ -706,13 +714,13 @@ class NetworkSettings(Group):
     allowed_hosts: HostList | None = option(
         None,
         "names by which clients may reach a server on loopback without keys, beside localhost: a proxy's, for instance",
-        commands=ROUTING,
+        commands=FRONTS,
         use="rare",
     )
     allowed_origins: OriginList | None = option(
         None,
         "origins of web pages that may call the API (CORS), `A B` or `A,B`; by default none",
-        commands=ROUTING,
+        commands=FRONTS,
         use="rare",
     )
     uds: SocketPath | None = option(
@@ -724,16 +732,16 @@ class NetworkSettings(Group):
     ssl_certfile: Text | None = option(
         None,
         "PEM file of the certificate chain: the API and the admin routes are https then",
-        commands=ROUTING,
+        commands=FRONTS,
         use="rare",
     )
     ssl_keyfile: Text | None = option(
-        None, "PEM file of the certificate's key; by default in --ssl-certfile", commands=ROUTING, use="rare"
+        None, "PEM file of the certificate's key; by default in --ssl-certfile", commands=FRONTS, use="rare"
     )
     max_connections_per_address: Count | None = option(
         None,
         "connections of one client address; by default any number, as behind a proxy",
-        commands=ROUTING,
+        commands=FRONTS,
         use="rare",
     )
 
@@ -742,7 +750,7 @@ class SecuritySettings(Group):
     title: ClassVar[str] = "security"
 
     api_key_file: Text | None = option(
-        None, "file of API keys, mode 0600, one `SECRET NAMESPACE [admin]` a line", commands=ROUTING
+        None, "file of API keys, mode 0600, one `SECRET NAMESPACE [admin]` a line", commands=FRONTS
     )
     cluster_key_file: Text | None = option(None, "file of the key all workers share, mode 0600, at least 32 bytes")
     insecure_network: bool = option(False, "listen beyond this machine without keys: only on a network you trust fully")
@@ -764,19 +772,19 @@ class LoggingSettings(Group):
     metrics_names: MetricsNames | None = option(
         None,
         "tell metrics under the names of other servers as well, with model_name: vllm, sglang or both",
-        commands=ROUTING,
+        commands=FRONTS,
         use="rare",
     )
     metrics_on_api_port: bool = option(
         False,
         "/metrics on the API's port, too, without a key: for scrapers that have none",
-        commands=ROUTING,
+        commands=FRONTS,
         use="rare",
     )
     otlp_traces_endpoint: TracesUrl | None = option(
         None,
         "OpenTelemetry collector that is told where each request's time went (OTLP over HTTP); needs the extra otel",
-        commands=ROUTING,
+        commands=FRONTS,
         use="rare",
     )
     log_dir: Text | None = option(
@@ -799,7 +807,7 @@ class ProcessSettings(Group):
     state_dir: Text | None = option(
         None,
         "folder for what a start needs while it runs, private; by default where temporary files go",
-        commands=("serve", "router"),
+        commands=FRONTS,
         use="rare",
     )
 

@@ -15,7 +15,8 @@ _HIGHEST_PORT = 65535
 
 def breaches(settings: Settings, command: str) -> Iterator[str]:
     """Each rule that `deltaserve COMMAND` would break."""
-    for rule in (_paths, _modes, _cluster, _ranks, _lengths, _speculation, _listeners, _kv_events, _logs):
+    rules = (_paths, _modes, _cluster, _ranks, _lengths, _speculation, _listeners, _http, _kv_events, _logs)
+    for rule in rules:
         yield from rule(settings, command)
 
 
@@ -212,6 +213,25 @@ def _listeners(settings: Settings, command: str) -> Iterator[str]:
         yield f"--admin-host {network.admin_host}: admin routes beyond this machine need --api-key-file"
     if not is_local and not is_worker and security.api_key_file is None:
         yield f"--host {host}: listening beyond this machine needs --api-key-file (or --insecure-network)"
+
+
+def _http(settings: Settings, command: str) -> Iterator[str]:
+    """A worker that takes its half of requests by HTTP."""
+    network, security = settings.network, settings.security
+    port = network.http
+    if port is None or command not in WORKER_COMMANDS:
+        return
+    flag = f"--http {port}"
+    if port == settings.disaggregation.disaggregation_bootstrap_port:
+        yield f"{flag}: is the port of its links (--disaggregation-bootstrap-port); choose another"
+    if port == network.admin_port:
+        yield f"--admin-port {port}: is that of the API (--http); leave it out, or choose another"
+    if command == "prefill" and network.worker_name is not None:
+        yield f"--worker-name {network.worker_name}: with --http requests name this worker by its address; leave it out"
+    if security.insecure_network or security.api_key_file is not None:
+        return
+    if not is_loopback(network.host):
+        yield f"--host {network.host}: listening there for {flag} needs --api-key-file (or --insecure-network)"
 
 
 def _kv_events(settings: Settings, command: str) -> Iterator[str]:

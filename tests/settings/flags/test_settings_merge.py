@@ -119,6 +119,7 @@ EXAMPLES: dict[str, str] = {
     "tool-call-parser": "none",
     "reasoning-parser": "none",
     "advertise": "worker-0.example:9000",
+    "http": "9100",
     "start-timeout-s": "900",
     "shutdown-grace-s": "20",
     "state-dir": "state",

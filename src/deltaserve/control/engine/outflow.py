@@ -15,6 +15,7 @@ from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.rooms import PrefillRoom, make_request, prompt_logprobs_frames
 from deltaserve.control.engine.status import PREFILL_TABLE, PrefillEvent, PrefillState
 from deltaserve.control.engine.turn import EngineTurn
+from deltaserve.control.engine.watched import RoomPart, WatchedRooms, digest_of
 from deltaserve.control.peer.table import Peer
 from deltaserve.control.sched.request import Request
 from deltaserve.control.sched.step_progress import StepProgress
@@ -32,7 +33,7 @@ from deltaserve.control.transfer.commands import (
 from deltaserve.control.transfer.sender import GrantVerdict, Sender, SendTicket
 from deltaserve.control.transfer.tables import SenderState
 from deltaserve.core.errors import FailReason
-from deltaserve.core.ids import Attempt, Boot, PeerName, PoolId, Room
+from deltaserve.core.ids import Attempt, Boot, PeerName, PoolId, Role, Room
 from deltaserve.core.layout.prompt_pages import PromptPages
 from deltaserve.core.machine import advance
 from deltaserve.core.wire.first_token import DraftHandover, FirstToken, encode_first_token
@@ -69,6 +70,7 @@ class Outflow:
         self._ungranted: dict[PeerName, int] = {}
         """Tokens announced to a decode worker that it has not granted yet."""
         self.logprobs = KeptLogprobs()
+        self.watched = WatchedRooms(links)
         self._horizon = HORIZON_STEPS * config.options.sched.step_len
         self._draft = config.cache.draft_group
 
@@ -93,6 +95,7 @@ class Outflow:
                 self._announce(room, turn)  # a lost Cancel must not leave its pages waiting for a grant
         self.logprobs.expire(self.rooms, turn.now)
         self.sender.forget_strangers(self.links.table)
+        self.watched.tick((room for _, room in self.rooms), turn)
 
     def started(self, request: Request, turn: EngineTurn) -> bool:
         """Note that a request was admitted; whether it is of this part."""
@@ -152,6 +155,9 @@ class Outflow:
             self.sender.advance_mark(peer.name, peer.boot, envelope.closed_below)  # a Hello's mark counts as well
         if message is None or peer.boot is None:
             return
+        if peer.role == Role.FRONT.value:
+            self.watched.on_frame(peer, message, turn)
+            return
         match message:
             case Offer() as offer:
                 self._on_offer(peer, offer, turn)
@@ -167,6 +173,7 @@ class Outflow:
                 room = self.rooms.get((peer.name, Room(cancel.room)))
                 if room is not None:
                     self._end(room, turn)
+                    self._part_ended(room, (FailReason.CANCELLED, "decode ended it"), turn)
                 self.logprobs.forget((peer.name, Room(cancel.room)))
 
     def _on_offer(self, peer: Peer, offer: Offer, turn: EngineTurn) -> None:
@@ -182,7 +189,10 @@ class Outflow:
         if refusal is not None:
             failed = Failed(room=offer.room, attempt=offer.attempt, reason=refusal[0], message=refusal[1])
             self.links.send(peer.name, failed, turn)
+            digest = digest_of(offer.namespace, offer.prompt, offer.prompt_len)
+            self.watched.ended(Room(offer.room), RoomPart(digest, failure=refusal), turn)
             return
+        self.watched.begins(offer, turn)
         request = make_request(offer, page_keys(self.config, offer), turn.now)
         request.is_urgent = request.output_len > 0  # its client has had tokens already
         request.hands_over = self._draft is not None
@@ -258,6 +268,7 @@ class Outflow:
             self._answer_revoke(ticket, Drain.DIRTY, turn)
         elif (room := self._room_of(ticket)) is not None:
             self._end(room, turn)
+            self.watched.withdrawn(room.room, turn)
         else:
             self._close(ticket, turn)
 
@@ -288,6 +299,7 @@ class Outflow:
             self._answer_revoke(ticket, self.sender.sent_all(ticket), turn)
             if (room := self._room_of(ticket)) is not None:
                 self._end(room, turn)
+                self._part_ended(room, None, turn)
 
     def _on_write_failed(self, report: WriteFailed, turn: EngineTurn) -> None:
         ticket = self.sender.failed(report.ticket)
@@ -330,7 +342,9 @@ class Outflow:
         """The peer's life is over and its endpoint is being fenced: nobody is left to answer."""
         for room in [r for r in self.rooms.values() if r.peer == peer]:
             self._end(room, turn)
+            self._part_ended(room, (FailReason.PEER_LOST, "its decode worker is gone"), turn)
         self.logprobs.forget_reader(peer)
+        self.watched.drop_front(peer)
 
     # ------------------------------------------------------------ compute
 
@@ -401,6 +415,13 @@ class Outflow:
     def _fail(self, room: PrefillRoom, reason: FailReason, message: str, turn: EngineTurn) -> None:
         self.links.send(room.peer, Failed(room=room.room, attempt=room.attempt, reason=reason, message=message), turn)
         self._end(room, turn)
+        self._part_ended(room, (reason, message), turn)
+
+    def _part_ended(self, room: PrefillRoom, failure: Refusal | None, turn: EngineTurn) -> None:
+        """Whoever waits for the room is told. An attempt that decode makes anew has not ended."""
+        request = room.request
+        digest = digest_of(request.namespace, request.tokens, request.prompt_len)
+        self.watched.ended(room.room, RoomPart(digest, room.cached_len, failure), turn)
 
     def _end(self, room: PrefillRoom, turn: EngineTurn) -> None:
         """Forget the room. An open ticket's gate is closed; what it pinned stays until that is answered."""

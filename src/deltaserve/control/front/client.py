@@ -8,7 +8,7 @@ from typing import Protocol
 from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import Namespace, PeerName, Role, Room
 from deltaserve.core.sampling import SamplingParams, TokenLogprobs
-from deltaserve.core.wire.messages import CacheUse, FinishReason, Status, Usage
+from deltaserve.core.wire.messages import CacheUse, FinishReason, PeerAddress, Status, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,8 @@ class Generation:
     deadline_s: float
     """Seconds from now until the answer must be complete."""
     cache: CacheUse = CacheUse.NORMAL
+    prefill: PeerAddress | None = None
+    """The one prefill worker that may compute the prompt, which somebody else chose; None: the front chooses."""
 
 
 @dataclass(frozen=True, slots=True)

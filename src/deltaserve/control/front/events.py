@@ -104,6 +104,10 @@ class FrontConfig:
     """Tokens a running request is assumed to produce in all: prices the wait for memory and rows on decode."""
     conditional_prefill: bool = False
     """Whether decode computes a short delta itself where the estimate says that it is sooner."""
+    half: Role | None = None
+    """Role of the one worker that the front speaks for, where somebody else chooses pairs and sends every request to
+    both of a pair. DECODE: each names its prefill worker. PREFILL: the front tells when the worker's part of it is
+    done. None: the front chooses."""
     load_balance_method: str = "ttft"
     """How pairs are chosen: a name in balance.POLICIES."""
     max_rooms: int = 4096
@@ -123,6 +127,8 @@ class FrontConfig:
     """Age from which on a worker's report fades to the mean of its kind."""
     hello_back_off_s: float = 2.0
     """Longest pause between two Hellos to a worker that does not answer."""
+    meet_s: float = 5.0
+    """Time that a request waits for the prefill worker that it names to answer; whoever named it can name another."""
     repeat_s: float = 5.0
     """A room decode says nothing of for so long is submitted again, which changes nothing where it is known."""
     echo_s: float = 1.0

@@ -12,6 +12,7 @@ from collections import Counter
 from deltaserve.control.front.balance import POLICIES
 from deltaserve.control.front.client import EngineStats, Generation, Limits, RoleAnswer, UnknownWorker
 from deltaserve.control.front.events import FlushAsked, FrontAction, FrontConfig, FrontEvent, WorkerLeaves, WorkerUp
+from deltaserve.control.front.half_placing import HalfPlacer
 from deltaserve.control.front.lifecycle import Lifecycle
 from deltaserve.control.front.placing import Placer
 from deltaserve.control.front.retry import Cause
@@ -48,12 +49,14 @@ class FrontCore:
         self._config = config
         self._out: list[FrontAction] = []
         self.workers = Workers(config, self._out.append)
-        self.placer = Placer(config, self.workers)
+        self.placer = (Placer if config.half is None else HalfPlacer)(config, self.workers)
         self.rooms = Rooms()
         self.counts: Counter[str] = Counter()
         """submitted, finished, resumed, retried_<cause>, failed_<reason>, refused_<reason>: since the start."""
         self._lifecycle = Lifecycle(config, self.workers, self.placer, self.rooms, self.counts, self._out.append)
         self._is_draining = False
+        is_watching = config.half is Role.PREFILL
+        self._awaited = "no decode worker has had its pages" if is_watching else "no complete answer"
 
     # ------------------------------------------------------------ driving
 
@@ -93,13 +96,14 @@ class FrontCore:
             self.workers.lose(worker, now)
             self._lifecycle.unreachable(worker, cause, now)
         for live in self.rooms.overdue(now):
-            text = f"no complete answer after {live.deadline - live.submitted_at:g} s"
+            text = f"{self._awaited} after {live.deadline - live.submitted_at:g} s"
             self._lifecycle.give_up(live, FailReason.DEADLINE, text, now)
         for live in self.rooms:
             if live.placement is not None and live.may_be_lost(now, self._config.repeat_s):
                 live.num_repeats += 1
                 self._lifecycle.resume(live, now)
         self._lifecycle.place_waiting(now)
+        self._lifecycle.end_unmet(now)
         self._lifecycle.see_off(now)
         return self._flush()
 
@@ -188,6 +192,8 @@ class FrontCore:
 
         sample = KeyedSample(generation, PromptKeys(seed, generation.prompt))
         deadline = now + generation.deadline_s
+        if not self._is_met(generation, now):
+            return LiveRoom(sample, deadline, now, None, unplaced_since=now)
         if self.workers.shortage() is not None:
             self.placer.check_held(sample, now)
             return LiveRoom(sample, deadline, now, None, unplaced_since=now)
@@ -197,6 +203,17 @@ class FrontCore:
             raise DeadlineTooShort(generation.deadline_s, wait_s)
         placement = self.placer.place(sample, choice, now)
         return LiveRoom(sample, deadline, now, placement)
+
+    def _is_met(self, generation: Generation, now: float) -> bool:
+        """Whether the prefill worker that the sample names, if it names one, takes rooms. Raises RequestFailed."""
+        if generation.prefill is None:
+            return True
+        try:
+            self.workers.meet(generation.prefill, now)
+        except ValueError as error:
+            raise RequestFailed(FailReason.NO_PEER, str(error)) from error
+        worker = self.workers.get(PeerName(generation.prefill.name))
+        return worker is not None and worker.takes_rooms
 
     # ------------------------------------------------------------ the workers' side
 

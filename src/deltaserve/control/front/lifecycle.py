@@ -96,6 +96,8 @@ class Lifecycle:
         self._rooms = rooms
         self._counts = counts
         self._emit = emit
+        self._is_half = config.half is not None
+        self._meet_s = config.meet_s
         self._cancels = Cancels(workers, config.echo_s)
 
     # ------------------------------------------------------------ workers come and go
@@ -117,7 +119,7 @@ class Lifecycle:
         for live in self._rooms.on(worker.name):
             if not self.retry(live, cause, now):
                 text = "the workers that computed it ended, one after the other, without a token between them"
-                self._end(live, FailReason.PEER_LOST, text)
+                self._end(live, FailReason.PEER_LOST, f"{worker.name} is gone" if self._is_half else text)
 
     def back(self, worker: Worker, now: float) -> None:
         """The connection to it was interrupted: whatever was said in the meantime is asked for again."""
@@ -158,6 +160,8 @@ class Lifecycle:
         placement = live.placement
         if self._is_complete(live):
             return True
+        if self._is_half and not live.is_started:
+            return False  # whoever chose the pair is told at once, and may choose another
         remedy = live.retries.next(cause, live.is_started)
         if remedy is Remedy.GIVE_UP or placement is None:
             return False
@@ -193,6 +197,21 @@ class Lifecycle:
             except RequestFailed:
                 continue  # whoever is there is too small for it
             self._place(live, choice, now)
+
+    def end_unmet(self, now: float) -> None:
+        """What has not begun, and names a prefill worker that does not answer, fails."""
+        gone: list[Worker] = []
+        for live in list(self._rooms.unplaced.values()):
+            named, since = live.sample.generation.prefill, live.unplaced_since
+            if named is None or since is None or now < since + self._meet_s:
+                continue
+            worker = self._workers.get(PeerName(named.name))
+            if worker is None or not worker.takes_rooms:
+                words = f"{named.name}: unknown" if worker is None else worker.describe()
+                self._end(live, FailReason.NO_PEER, words)
+                gone += [] if worker is None else [worker]
+        for worker in gone:
+            self._workers.leave(worker, 0.0, now)  # it is dialled anew for the next one that names it
 
     def _refuse_waiting(self, now: float) -> None:
         """Nobody is expected back any more: what has not begun fails, as it would if it came now. A stream that has

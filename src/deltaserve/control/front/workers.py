@@ -210,12 +210,19 @@ class Workers:
     def address(self, name: PeerName) -> PeerAddress:
         return self._workers[name].member.address
 
+    @property
+    def alone_role(self) -> Role:
+        """Role of workers that serve a room without another one."""
+        return self._config.half or Role.UNIFIED
+
     def shortage(self) -> str | None:
         """Why no room can be taken: every worker that takes none, and why. None when there is a pair."""
-        if self.of(Role.UNIFIED) or (self.of(Role.PREFILL) and self.of(Role.DECODE)):
+        half = self._config.half
+        if self.of(self.alone_role) or (half is None and self.of(Role.PREFILL) and self.of(Role.DECODE)):
             return None
         roles = {worker.role for worker in self}
-        missing = [role.value for role in (Role.PREFILL, Role.DECODE) if not {role, Role.UNIFIED} & roles]
+        needed = (Role.PREFILL, Role.DECODE) if half is None else (half,)
+        missing = [role.value for role in needed if not {role, Role.UNIFIED} & roles]
         absent = [f"no {' and no '.join(missing)} worker is known"] if missing else []
         return "; ".join([*(w.describe() for w in self if not w.takes_rooms), *absent])
 
@@ -226,7 +233,15 @@ class Workers:
     def refusal(self, now: float) -> str | None:
         """Why a new room is not even held until a worker is back. None: it is taken."""
         roles = {w.next_role for w in self.takers(now)}
-        return None if Role.UNIFIED in roles or {Role.PREFILL, Role.DECODE} <= roles else self.shortage()
+        is_pair = self._config.half is None and {Role.PREFILL, Role.DECODE} <= roles
+        return None if self.alone_role in roles or is_pair else self.shortage()
+
+    def meet(self, prefill: PeerAddress, now: float) -> None:
+        """A request names this prefill worker: it is dialled, unless it is known. Raises ValueError as `register`
+        does."""
+        known = self.get(PeerName(prefill.name))
+        if known is None or known.leaves_at is not None or known.member.url != prefill.url:
+            self.register(Member(PeerName(prefill.name), Role.PREFILL, prefill.url), now)
 
     # ------------------------------------------------------------ sending
 

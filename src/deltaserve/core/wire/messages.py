@@ -1,6 +1,7 @@
 """Every message a worker link may carry, and no others.
 
 front -> decode  Submit, Cancel, Finish             decode -> front   Tokens, Finished, PromptLogprobs
+front -> prefill Submit, Cancel                     prefill -> front  Finished
 front -> any     Flush, ChangeRole
 decode -> prefill Offer, Ask, AskLogprobs, Grant,   prefill -> decode Queued, Starting, Failed, Draining, Drained, Sent,
                   Revoke, Cancel                                      PromptLogprobs
@@ -118,6 +119,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkn
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """The front hands one sample to decode (or to a unified instance). Decode owns it from here.
+
+    Prefill computes nothing for it: it says when the part that decode asks of it is over (engine/watched.py).
 
     Sent again when frames, a connection or a worker were lost: decode goes on behind the output that is part of
     `prompt`, from the room it has, from the answer it remembers, or from a room that it opens for it.

@@ -34,7 +34,7 @@ from deltaserve.process.links.security import LinkSecurity
 from deltaserve.server.app import create_app
 from deltaserve.server.heap import return_large_blocks
 from deltaserve.server.listening import Listening, serve
-from deltaserve.server.settings import HttpLimits, ServerSettings, StreamTimes, TlsFiles
+from deltaserve.server.settings import Half, HttpLimits, ServerSettings, StreamTimes, TlsFiles
 from deltaserve.server.spans import SpanSink
 from deltaserve.server.text.answers.answer_choice import Parsers
 from deltaserve.server.text.text_codec import TextCodec
@@ -201,6 +201,7 @@ def _settings(spec: FrontSpec) -> ServerSettings:
         metrics_names=spec.metrics_names,
         shows_metrics=spec.shows_metrics,
         num_workers=len(spec.workers),
+        half=None if spec.half is None else Half(**msgspec.structs.asdict(spec.half)),
         max_queue=spec.max_queue,
         default_max_tokens=spec.default_max_tokens,
         stream_interval=spec.stream_interval,
@@ -220,6 +221,7 @@ def _front_config(spec: FrontSpec, boot: Boot, secret: bytes, members: tuple[Mem
         fingerprint=spec.fingerprint,
         kv_bytes_per_token=spec.kv_bytes_per_token,
         conditional_prefill=spec.conditional_prefill,
+        half=None if spec.half is None else spec.half.role,
     )
 
 

@@ -23,6 +23,17 @@ class FrontWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Name of the expert group that the worker is in; None: in none."""
 
 
+class HalfSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The one worker that a front speaks for: see server/settings.py."""
+
+    role: Role
+    host: str
+    port: int
+    network: str
+    tp_size: int
+    max_running: int
+
+
 class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a front process is told: resolved and checked by the command line."""
 
@@ -68,6 +79,8 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Whether metrics need no key."""
     num_fronts: int = 1
     """Processes that listen on the API's port."""
+    half: HalfSpec | None = None
+    """None: it chooses pairs of workers itself."""
     workers: tuple[FrontWorker, ...] = ()
     workers_file: str | None = None
     """File of further workers, which come and go."""
