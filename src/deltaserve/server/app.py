@@ -76,7 +76,7 @@ PUBLIC = (
     HttpRoute("GET", "/v1/models/", info.models, "The model served"),
     HttpRoute("GET", "/v1/models/{name:path}", info.model, "The model, by its name"),
     HttpRoute("GET", "/v1/loads", info.loads, "Requests that run and that wait"),
-    HttpRoute("GET", "/get_load", info.load, "Requests that run and that wait"),
+    HttpRoute("GET", "/get_load", info.load, "Requests that run and that wait", answer="array"),
     HttpRoute("GET", "/model_info", info.model_info, "Vocabulary, context length, version"),
     HttpRoute("GET", "/get_model_info", info.model_info, "Vocabulary, context length, version"),
     HttpRoute("GET", "/server_info", info.server_facts, "Names and paths of the model, for routers"),

@@ -37,7 +37,7 @@ def document(routes: Sequence[HttpRoute]) -> Json:
 
 
 def _operation(route: HttpRoute) -> Json:
-    content: Json = {"application/json": {"schema": {"type": "object"}}}
+    content: Json = {"application/json": {"schema": {"type": route.answer}}}
     errors, parameters = _ERRORS, list[Json]()
     operation: Json = {"summary": route.summary, "parameters": parameters}
     if "{name" in route.path:

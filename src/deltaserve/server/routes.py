@@ -35,6 +35,8 @@ class HttpRoute:
     body: type[BaseModel] | None = None
     """Model of a POST's body; None: it has none, or none that is described."""
     access: Access = Access.KEY
+    answer: Literal["object", "array"] = "object"
+    """What its JSON is."""
     errors: ErrorShape = OPENAI_ERRORS
     generates: bool = False
     """Whether it is a dialect's: it may answer with events, fail as the engine does, and takes a deadline."""

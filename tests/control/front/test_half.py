@@ -100,12 +100,15 @@ def test_the_deadline_counts_while_one_is_waited_for() -> None:
     assert cluster.failure(1) is FailReason.DEADLINE
 
 
-def test_one_that_is_known_at_another_address_is_dialled_there() -> None:
+def test_the_address_of_one_that_is_there_stays() -> None:
+    """A name server that says something else takes no healthy worker away."""
     cluster = half(DECODE)
-    ask(cluster, 1)
-    comes(cluster)
     named = PeerAddress(name="prefill-9", url="tcp://127.0.0.2/prefill-9")
+    ask(cluster, 1)
     cluster.ask(2, replace(generation(2), prefill=named))
+    comes(cluster)
+    assert [submit.prefill for submit in cluster.submits(DECODE)] == [named, named], "it is where it was found last"
+    ask(cluster, 3)
     assert cluster.submits(DECODE)[-1].prefill == named
 
 

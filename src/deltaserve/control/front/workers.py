@@ -240,7 +240,8 @@ class Workers:
         """A request names this prefill worker: it is dialled, unless it is known. Raises ValueError as `register`
         does."""
         known = self.get(PeerName(prefill.name))
-        if known is None or known.leaves_at is not None or known.member.url != prefill.url:
+        has_moved = known is not None and known.member.url != prefill.url and not known.is_ready
+        if known is None or known.leaves_at is not None or has_moved:
             self.register(Member(PeerName(prefill.name), Role.PREFILL, prefill.url), now)
 
     # ------------------------------------------------------------ sending
