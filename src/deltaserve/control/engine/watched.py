@@ -30,7 +30,7 @@ _ROOMS_REMEMBERED = 4096
 class RoomPart:
     """How this worker's part of a room ended."""
 
-    digest: bytes
+    about: bytes
     """Prompt and namespace of the room, see `digest_of`."""
     cached_len: int = 0
     failure: tuple[FailReason, str] | None = None
@@ -39,7 +39,7 @@ class RoomPart:
 
 @dataclass(frozen=True, slots=True)
 class _WaitingFront:
-    digest: bytes
+    about: bytes
     epoch: int
     prompt_len: int
     ends_at: float
@@ -121,7 +121,7 @@ class WatchedRooms:
         self._watches = {key: watch for key, watch in self._watches.items() if key[0] != front}
 
     def _tell(self, key: tuple[PeerName, Room], part: RoomPart, turn: EngineTurn) -> None:
-        if part.digest != self._watches[key].digest:
+        if part.about != self._watches[key].about:
             text = "a decode worker has a room of this number for another prompt"
             self._finish(key, None, (FailReason.ROOM_IN_USE, text), turn)
         else:
