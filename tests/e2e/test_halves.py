@@ -158,6 +158,8 @@ def test_routers_find_what_they_read(pair: Halves) -> None:
         for path in ("/health", "/health_generate", "/v1/models", "/get_model_info", "/v1/loads"):
             assert half.http.get(path).status_code == 200, path
         assert half.http.get("/get_load").json()[0]["num_reqs"] == 0
+        (model,) = half.http.get("/v1/models").json()["data"]
+        assert (model["id"], model["owned_by"]) == (RECALL_MODEL.name, "sglang")
 
 
 # ---------------------------------------------------------------- bad bodies

@@ -33,6 +33,8 @@ class Client:
     """The first one's version is shown."""
     runtime: Runtime = Runtime.PYTHON
     model: Served = Served.LANGUAGE
+    is_router: bool = False
+    """It is put in front of a prefill and a decode worker with --http, and must answer as the server does."""
     bare: tuple[str, ...] = ()
     """Installed without what they ask for; if there are any, their version is shown."""
 
@@ -72,5 +74,7 @@ CLIENTS = {
         model=Served.RECALL,
         bare=("sglang",),
     ),
+    "sglang-router": Client(("sglang-router",), model=Served.RECALL, is_router=True),
+    "smg": Client(("smg",), model=Served.RECALL, is_router=True),
 }
 """By name."""

@@ -14,13 +14,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tools.clients.catalogue import CLIENTS, Served
 from tools.clients.environments import Environment, missing_program
 from tools.clients.results_page import Row, page_of
-from tools.clients.serving import ROOT, Place, path_of, serving
+from tools.clients.serving import ROOT, Place, halves, path_of, serving
 
 PAGE = ROOT / "docs" / "clients.md"
 _CLIENT_S = 1800.0
@@ -74,7 +74,11 @@ def _rows(chosen: list[Environment], place: Place, folder: Path) -> Iterator[Row
         if clients:
             with serving(served, place, folder / f"serve-{served.value}.log"):
                 for environment in clients:
-                    yield _checked(environment, served, place)
+                    if not environment.client.is_router:
+                        yield _checked(environment, served, place)
+                        continue
+                    with halves(served, place.port + 4, folder) as told:
+                        yield _checked(environment, served, place, told)
 
 
 def _row(environment: Environment, version: str, checks: list[str], failed: list[tuple[str, str]]) -> Row:
@@ -82,12 +86,13 @@ def _row(environment: Environment, version: str, checks: list[str], failed: list
     return Row(environment.name, version, day, checks, failed)
 
 
-def _checked(environment: Environment, served: Served, place: Place) -> Row:
-    """Run one client's checks. One that ends early has failed in the check it was at."""
+def _checked(environment: Environment, served: Served, place: Place, beside: Sequence[str] = ()) -> Row:
+    """Run one client's checks; `beside`: what it is told of workers. One that ends early has failed in the check it was
+    at."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "OPENAI_", "ANTHROPIC_"))}
     env |= {"OPENAI_API_KEY": "none", "PYDANTIC_AI_DISABLE_TELEMETRY": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     env |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    argv = [*environment.program, place.url, served.value, str(path_of(served)), place.page]
+    argv = [*environment.program, place.url, served.value, str(path_of(served)), place.page, *beside]
     where = environment.working_folder
     done = subprocess.run(argv, cwd=where, env=env, capture_output=True, text=True, timeout=_CLIENT_S, check=False)
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"check"')]

@@ -23,6 +23,8 @@ class Server:
     """Its folder or file."""
     page: str
     """The one origin whose pages may call the server."""
+    router: str | None = None
+    """A router of another project, in front of workers of the same model."""
 
 
 Check = Callable[[Server], object]
@@ -39,7 +41,11 @@ WEATHER = "weather"
 
 def run(checks: list[Check]) -> None:
     """Each check in turn; ends the process."""
-    server = server_of_argv()
+    run_on(server_of_argv(), checks)
+
+
+def run_on(server: Server, checks: list[Check]) -> None:
+    """Each check in turn, of this server."""
     for check in checks:
         told = _told(check, server)
         print(json.dumps({"check": name_of(check), "told": told}), flush=True)

@@ -19,8 +19,10 @@ the evaluation harness talk to `models/recall-micro`, whose right answers are kn
 cache report of sglang's benchmark must say what the server counted.
 
 That benchmark is installed without what only sglang's kernels need, and torchvision, which it imports for images, is an
-empty module (`tools/clients/run_sglang.py`). Where the project's torch is a build for CPUs, the clients' is too. The
-browser is Debian's `chromium-headless-shell`; its page is at another origin, the one that the server allows.
+empty module (`tools/clients/run_sglang.py`). Routers are in P/D mode before a prefill and a decode worker with
+`--http`, and must answer as the server does ([deploy](deploy.md#sglangs-pd-mode)). Where the project's torch is a build
+for CPUs, the clients' is too. The browser is Debian's `chromium-headless-shell`; its page is at another origin, the one
+that the server allows.
 
 | client | version | day | passed | what failed |
 |---|---|---|---|---|

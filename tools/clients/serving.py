@@ -1,10 +1,11 @@
 """A server for clients: `deltaserve serve`, prefill and decode apart on a CPU."""
 
+import secrets
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,6 +68,52 @@ def serving(served: Served, place: Place, log: Path) -> Iterator[None]:
         finally:
             server.terminate()
             server.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """A worker that takes its half of requests."""
+
+    role: str
+    port: int
+    """Port of its API; the next one is that of its links."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def link_port(self) -> int:
+        return self.port + 1
+
+
+@contextmanager
+def halves(served: Served, first_port: int, folder: Path) -> Iterator[list[str]]:
+    """A prefill and a decode worker, which end with this. What a router's checks are told of them: the API of prefill,
+    the port of its links, its process, the API of decode."""
+    key = folder / "cluster.key"
+    key.touch(mode=0o600)
+    key.write_text(secrets.token_urlsafe(48))
+    prefill, decode = Half("prefill", first_port), Half("decode", first_port + 2)
+    with ExitStack() as stack:
+        started = [stack.enter_context(_half(half, served, key, folder)) for half in (prefill, decode)]
+        for half, process in zip((prefill, decode), started, strict=True):
+            _wait(process, half.url, folder / f"{half.role}.log")
+        yield [prefill.url, str(prefill.link_port), str(started[0].pid), decode.url]
+
+
+@contextmanager
+def _half(half: Half, served: Served, key: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    ports = ["--http", str(half.port), "--disaggregation-bootstrap-port", str(half.link_port)]
+    flags = ["--page-size", "16", "--served-model-name", served.value, "--cluster-key-file", str(key), *ports]
+    argv = [sys.executable, "-m", "deltaserve.cli.main", half.role, str(path_of(served)), *flags]
+    with (folder / f"{half.role}.log").open("w") as out:
+        process = subprocess.Popen(argv, cwd=ROOT, stdout=out, stderr=out)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def _wait(server: subprocess.Popen[bytes], url: str, log: Path) -> None:

@@ -345,7 +345,8 @@ def _model(front: Front, name: str) -> dict[str, object]:
         "id": name,
         "object": "model",
         "created": front.created,
-        "owned_by": "deltaserve",
+        # smg goes by this word: by it a pair is sent halves, and else vLLM's fields.
+        "owned_by": "deltaserve" if front.settings.half is None else "sglang",
         "root": (*front.settings.model_paths, front.settings.model_name)[0],
         "max_model_len": limits.max_context_len if limits else None,
     }
