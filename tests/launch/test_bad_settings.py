@@ -170,6 +170,13 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("serve", [M, "--http", "9100"], ("--http", "only `deltaserve prefill` or `deltaserve decode`")),
     ("decode", [M, "--http", "0"], ("--http 0", "a port from 1 to 65534")),
     ("decode", [M, "--http", "8998"], ("--http 8998", "--disaggregation-bootstrap-port")),
+    (
+        "decode",
+        [M, "--http", "8997", "--admin-host", "127.0.0.1"],
+        ("--disaggregation-bootstrap-port 8998", "admin routes", "--http 8997"),
+    ),
+    ("prefill", [M, "--http", "9100", "--admin-host", "10.0.0.1"], ("--admin-host 10.0.0.1", "--api-key-file")),
+    ("decode", [M, "--http", "9100", "--admin-port", "8998"], ("--disaggregation-bootstrap-port 8998", "admin routes")),
     ("decode", [M, "--http", "9100", "--admin-port", "9100"], ("--admin-port 9100", "that of the API (--http)")),
     ("prefill", [M, "--http", "9100", "--worker-name", "p0"], ("--worker-name p0", "--http", "leave it out")),
     (

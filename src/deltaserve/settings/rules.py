@@ -222,16 +222,30 @@ def _http(settings: Settings, command: str) -> Iterator[str]:
     if port is None or command not in WORKER_COMMANDS:
         return
     flag = f"--http {port}"
-    if port == settings.disaggregation.disaggregation_bootstrap_port:
+    links = settings.disaggregation.disaggregation_bootstrap_port
+    if port == links:
         yield f"{flag}: is the port of its links (--disaggregation-bootstrap-port); choose another"
     if port == network.admin_port:
         yield f"--admin-port {port}: is that of the API (--http); leave it out, or choose another"
+    if links == _admin_port_of_worker(settings):
+        yield f"--disaggregation-bootstrap-port {links}: admin routes listen there ({flag}); choose another"
     if command == "prefill" and network.worker_name is not None:
         yield f"--worker-name {network.worker_name}: with --http requests name this worker by its address; leave it out"
     if security.insecure_network or security.api_key_file is not None:
         return
     if not is_loopback(network.host):
         yield f"--host {network.host}: listening there for {flag} needs --api-key-file (or --insecure-network)"
+    if network.admin_host is not None and not is_loopback(network.admin_host):
+        yield f"--admin-host {network.admin_host}: admin routes beyond this machine need --api-key-file"
+
+
+def _admin_port_of_worker(settings: Settings) -> int | None:
+    """Port of the admin routes of a worker with --http; None: they are on that of its API."""
+    network, security = settings.network, settings.security
+    if network.admin_port is not None or network.http is None:
+        return network.admin_port
+    has_own = security.api_key_file is not None or network.admin_host is not None or not is_loopback(network.host)
+    return network.http + 1 if has_own else None
 
 
 def _kv_events(settings: Settings, command: str) -> Iterator[str]:
