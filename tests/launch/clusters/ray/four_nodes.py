@@ -10,6 +10,7 @@ import psutil
 from ray.cluster_utils import Cluster
 
 NUM_NODES = 4
+_MOST_STARTS = 5
 _NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
 
 
@@ -19,10 +20,7 @@ def main(network: str) -> None:
     addresses = [f"{network}.{number}" for number in range(2, 2 + NUM_NODES)]
     started: list[psutil.Process] = []
     try:
-        head = {**_NODE, "node_ip_address": addresses[0], "temp_dir": folder}
-        cluster = Cluster(initialize_head=True, head_node_args=head)
-        for address in addresses[1:]:
-            cluster.add_node(**_NODE, node_ip_address=address)
+        cluster = _begin(addresses, folder)
         started = psutil.Process().children(recursive=True)
         running = cluster.list_all_nodes()
         raylets = {node.node_ip_address: node.all_processes["raylet"][0].process.pid for node in running}
@@ -30,11 +28,34 @@ def main(network: str) -> None:
         sys.stdin.read()
         cluster.shutdown()
     finally:
-        for process in started:
-            if process.is_running():
-                process.kill()
-        psutil.wait_procs(started)
+        _kill(started)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _begin(addresses: list[str], folder: str) -> Cluster:
+    """Ray gives each node 30 s to start, which a busy machine may not hold: then all begin again."""
+    for _ in range(_MOST_STARTS - 1):
+        try:
+            return _started(addresses, folder)
+        except Exception as error:
+            print(f"starts again: {error}", file=sys.stderr)
+            _kill(psutil.Process().children(recursive=True))
+    return _started(addresses, folder)
+
+
+def _started(addresses: list[str], folder: str) -> Cluster:
+    head = {**_NODE, "node_ip_address": addresses[0], "temp_dir": folder}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    for address in addresses[1:]:
+        cluster.add_node(**_NODE, node_ip_address=address)
+    return cluster
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        if process.is_running():
+            process.kill()
+    psutil.wait_procs(processes)
 
 
 if __name__ == "__main__":
