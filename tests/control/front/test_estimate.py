@@ -114,9 +114,32 @@ def test_what_is_assumed_is_priced_but_is_no_sure_wait(prefill: bool, decode: bo
     assert price.ttft_s > price.queue_s + price.decode_wait_s > 0.5
 
 
-def test_decode_computes_what_it_computes_sooner_than_prefill_s_queue_and_the_hand_over() -> None:
+def threshold(prefill: PrefillLoad = PREFILL, *, num_rows: float = 0.0, lacking: int = 1) -> int:
+    pair = pair_of(prefill, replace(DECODE, num_rooms=num_rows), prefill_hit=PROMPT - lacking)
+    return local_len(pair, PROMPT)
+
+
+def test_decode_computes_what_it_computes_sooner_than_prefill() -> None:
+    """With nobody else there: as much as takes no longer than prefill's queue, computation and hand-over."""
+    handover = HANDOVER_S * PREFILL.tokens_per_s
     queued = replace(PREFILL, queue_tokens=500.0)
-    assert local_len(PAIR) == pytest.approx(HANDOVER_S * 8000.0)
-    assert local_len(pair_of(queued)) == local_len(PAIR) + 500
+    for lacking in (1, 20, 300):
+        assert threshold(lacking=lacking) == int((lacking + handover) / 2)
+        assert threshold(queued, lacking=lacking) == int((500 + lacking + handover) / 2)
+
+
+def test_rows_that_would_wait_beside_it_count() -> None:
+    found = [threshold(replace(PREFILL, queue_tokens=2000.0), num_rows=rows) for rows in (0.0, 1.0, 8.0, 64.0)]
+    assert found == sorted(found, reverse=True)
+    assert found[3] < found[0] / 20
+
+
+def test_an_answer_that_decode_alone_holds_is_no_matter_of_prefill() -> None:
+    """A turn of 40 tokens behind an answer of 400: prefill would compute both."""
+    assert threshold(lacking=40 + 400) >= 40
+    assert threshold(lacking=40) < 40
+
+
+def test_a_worker_that_computes_anyway_is_told_nothing() -> None:
     alone = replace(PREFILL, worker=DECODE.worker, queue_tokens=500.0)
-    assert local_len(pair_of(alone)) == 0  # it computes there anyway
+    assert local_len(pair_of(alone), PROMPT) == 0

@@ -127,7 +127,7 @@ class Placer:
         """Book the sample on the pair; `release_prefill` and `release_decode` undo it, each once."""
         computing, keeping = choice.pair.computing, choice.pair.keeping
         prefill = None if choice.pair.is_unified else computing.load.worker
-        near = local_len(choice.pair) if self._is_conditional else 0
+        near = local_len(choice.pair, sample.prompt_len) if self._is_conditional else 0
         placement = Placement(
             decode=keeping.load.worker,
             prefill=prefill,
