@@ -41,12 +41,13 @@ from deltaserve.core.wire.messages import (
     Starting,
     Submit,
 )
-from deltaserve.sim.cluster import FINGERPRINT, FRONT, SECRET, VOCAB, Cluster, Shape, url_of
+from deltaserve.sim.cluster import FRONT, SECRET, VOCAB, Cluster, Shape, url_of
+from deltaserve.sim.oracle import FIRST_REVISION
 
 PAGE_SIZE = 64
 PREFILL, DECODE = PeerName("prefill-0"), PeerName("decode-0")
 SPACE = Namespace("bench")
-SEED = seed_key(SECRET, FINGERPRINT, PAGE_SIZE, SPACE)
+SEED = seed_key(SECRET, FIRST_REVISION, PAGE_SIZE, SPACE)
 NUM_EVENTS, NUM_PROMPTS = 300, 60
 
 

@@ -40,7 +40,7 @@ class Bench:
     def __init__(self, num_workers: int, prompt_len: int) -> None:
         names = [(f"{role.value}-{i}", role) for role in (Role.PREFILL, Role.DECODE) for i in range(num_workers)]
         members = tuple(Member(PeerName(name), role, f"tcp://127.0.0.1/{name}") for name, role in names)
-        config = FrontConfig(PeerName("front"), Boot(1), members, SECRET, FINGERPRINT, 1e5, max_waiting_tokens=1 << 40)
+        config = FrontConfig(PeerName("front"), Boot(1), members, SECRET, 1e5, max_waiting_tokens=1 << 40)
         self.front = FrontCore(config)
         self.front.start(0.0)
         self._draw = Random(num_workers)
@@ -94,7 +94,7 @@ class Bench:
 
     def choice_ms(self, count: int) -> list[float]:
         asked = [self.generation(number) for number in range(count)]
-        samples = [KeyedSample(one, PromptKeys(lambda _: self._seed, one.prompt)) for one in asked]
+        samples = [KeyedSample(one, PromptKeys(lambda *_: self._seed, one.prompt)) for one in asked]
         return sorted(_ms(lambda one=one: self.front.placer.choose(one, 0.01)) for one in samples)  # type: ignore[misc]
 
     def events_us(self, num_rooms: int, count: int) -> dict[str, list[float]]:

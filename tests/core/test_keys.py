@@ -49,21 +49,19 @@ def test_a_partial_page_has_no_key(size: int) -> None:
     assert keys_of(list(range(size))) == b""
 
 
-def test_a_prompt_has_a_chain_for_each_page_size_computed_once() -> None:
-    asked: list[int] = []
+def test_a_prompt_has_a_chain_for_each_model_and_page_size_computed_once() -> None:
+    asked: list[tuple[str, int]] = []
 
-    def seed(page_size: int) -> bytes:
-        asked.append(page_size)
-        return seed_key(SECRET, "model", page_size, Namespace("tenant"))
+    def seed(model: str, page_size: int) -> bytes:
+        asked.append((model, page_size))
+        return seed_key(SECRET, model, page_size, Namespace("tenant"))
 
     keys = PromptKeys(seed, pack_u32(range(50)))
-    for page_size in (4, 16, 4, 16, 1):
-        expected = extend_keys(
-            seed_key(SECRET, "model", page_size, Namespace("tenant")), pack_u32(range(50)), page_size
-        )
-        assert keys.of(page_size) == expected
-    assert asked == [4, 16, 1]
-    assert keys.of(0) == b""
+    for model, page_size in (("a", 4), ("a", 16), ("b", 4), ("a", 4), ("b", 4), ("a", 1)):
+        expected = extend_keys(seed_key(SECRET, model, page_size, Namespace("tenant")), pack_u32(range(50)), page_size)
+        assert keys.of(model, page_size) == expected
+    assert asked == [("a", 4), ("a", 16), ("b", 4), ("a", 1)]
+    assert keys.of("a", 0) == b""
 
 
 @pytest.mark.parametrize("guess", range(7))

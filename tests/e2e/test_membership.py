@@ -1,84 +1,17 @@
 """Workers join and leave a running router under load: by a file, a name and an operator's call. No answer is wrong or
 lost."""
 
-import secrets
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Event
 
+from tests.e2e.members import known, members, wait_forgotten, wait_used
 from tests.e2e.reference import assert_true, random_prompt
-from tests.e2e.server import Api, Json, Process, wait_until
-from tests.ports import free_port, free_ports
+from tests.e2e.server import wait_until
+from tests.ports import free_ports
 
-FLAGS = ("--page-size", "16", "--chunked-prefill-size", "32", "--num-pages", "256", "--verify", "crc")
 ANSWER_LEN = 40
 NUM_USERS = 4
-
-
-class Members:
-    """A router and workers that are started one by one, and the list in which it finds them."""
-
-    def __init__(self, folder: Path, model: Path, stack: ExitStack) -> None:
-        self.folder, self.model, self._stack = folder, model, stack
-        self._key = folder / "cluster.key"
-        self._key.touch(mode=0o600)
-        self._key.write_text(secrets.token_urlsafe(48))
-        self.list = folder / "workers"
-        self.list.write_text("")
-        self.parts: dict[str, Process] = {}
-        self.entries: dict[str, str] = {}
-        """Worker |-> its entry in a list."""
-
-    def route(self, *flags: str) -> Api:
-        port = free_port()
-        argv = ("--port", str(port), "--cluster-key-file", str(self._key), "--page-size", "16", *flags)
-        self._start("router", "router", *argv)
-        api = Api(f"http://127.0.0.1:{port}", self.model.name)
-        self._stack.callback(api.http.close)
-        return api
-
-    def worker(self, name: str, *flags: str, port: int | None = None) -> str:
-        """Start a worker; returns its entry in a list."""
-        role, port = name.split("-")[0], free_port() if port is None else port
-        link = ("--disaggregation-bootstrap-port", str(port), "--cluster-key-file", str(self._key))
-        self._start(name, role, *link, *FLAGS, *flags)
-        return f"{role}@127.0.0.1:{port}"
-
-    def start(self, name: str) -> None:
-        """Start a worker that calls itself so."""
-        self.entries[name] = f"{name}={self.worker(name, '--worker-name', name)}"
-
-    def write(self, *names: str) -> None:
-        self.list.write_text("# who is there\n" + "".join(f"{self.entries[name]}\n" for name in names))
-
-    def _start(self, name: str, command: str, *argv: str) -> None:
-        self.parts[name] = Process(self.folder / name, command, str(self.model), *argv)
-        self._stack.callback(self.parts[name].kill)
-
-
-@contextmanager
-def members(folder: Path, model: Path) -> Iterator[Members]:
-    with ExitStack() as stack:
-        yield Members(folder, model, stack)
-
-
-def known(api: Api) -> dict[str, Json]:
-    """Workers of the router by name."""
-    return {worker["name"]: worker for worker in api.http.get("/admin/workers").json()["workers"]}
-
-
-def wait_used(api: Api, name: str, router: Process) -> None:
-    def is_used() -> bool:
-        worker = known(api).get(name, {})
-        return worker.get("state") == "ready" and worker["status"] is not None and not worker["leaving"]
-
-    wait_until(is_used, f"{name} to be used", router)
-
-
-def wait_forgotten(api: Api, name: str, router: Process) -> None:
-    wait_until(lambda: name not in known(api), f"{name} to be forgotten", router)
 
 
 def test_workers_come_and_go_under_load(tiny_models: Path, folder: Path) -> None:

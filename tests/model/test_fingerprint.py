@@ -1,5 +1,6 @@
 """What makes two folders the same model."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from deltaserve.core.errors import ConfigError
-from deltaserve.model.fingerprint import model_fingerprint, tokenizer_hash
+from deltaserve.model.fingerprint import model_fingerprint, tokenizer_fingerprint, tokenizer_hash
 from deltaserve.model.formats.gguf_header import read_header
 from tests.fixtures.tiny_gguf import Kind, write_gguf
 from tests.fixtures.tiny_models import VARIANTS
@@ -28,6 +29,36 @@ def test_models_differ_but_share_a_tokenizer(tiny_models: Path) -> None:
     names = ("llama", "llama_bf16", "qwen3", "qwen3_moe")
     assert len({model_fingerprint(tiny_models / name) for name in names}) == len(names)
     assert len({tokenizer_hash(tiny_models / name) for name in names}) == 1
+
+
+def test_the_tokenizer_of_another_revision_is_the_same(tiny_models: Path) -> None:
+    names = ("llama", "llama_bf16", "llama_sharded")
+    assert len({tokenizer_fingerprint(tiny_models / name) for name in names}) == 1
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"])
+def test_the_text_that_a_front_must_share_counts(folder: Path, name: str) -> None:
+    before = tokenizer_fingerprint(folder)
+    path = folder / name
+    path.write_text((path.read_text() if path.exists() else "") + " ")
+    assert tokenizer_fingerprint(folder) != before
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_tokens_that_end_an_answer_count(folder: Path, name: str) -> None:
+    before, path = tokenizer_fingerprint(folder), folder / name
+    values = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(values | {"eos_token_id": [7]}))
+    assert tokenizer_fingerprint(folder) != before
+
+
+def test_recommended_sampling_does_not_count(folder: Path) -> None:
+    path = folder / "generation_config.json"
+    values = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(values | {"temperature": 0.25}))
+    before = tokenizer_fingerprint(folder)
+    path.write_text(json.dumps(values | {"temperature": 0.75}))
+    assert tokenizer_fingerprint(folder) == before
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])

@@ -62,6 +62,12 @@ _ROUNDS = "deltaserve.control.sched.rounds"
 _LIFECYCLE = "deltaserve.control.front.lifecycle"
 _FRONT = "deltaserve.control.front.front_core"
 _WORKERS = "deltaserve.control.front.workers"
+_WORKER = "deltaserve.control.front.known_worker"
+_POOLS = "deltaserve.control.front.pools"
+_PLACING = "deltaserve.control.front.placing"
+_STREAMS = "deltaserve.control.front.streams"
+_KEYS = "deltaserve.core.keys"
+_PAGE_FIT = "deltaserve.control.peer.page_fit"
 _TABLE = "deltaserve.control.peer.table"
 _CODEC = "deltaserve.core.wire.codec"
 _LOOPBACK = "deltaserve.sim.loopback"
@@ -372,8 +378,8 @@ MUTANTS = (
         "keys_of_another_workers_pages",
         "T14",
         _LIFECYCLE,
-        "keys=live.sample.keys.of(decode.facts.page_size)",
-        "keys=live.sample.keys.of(next(iter(self._workers)).facts.page_size)",
+        "keys=live.sample.keys.of(decode.fingerprint, decode.facts.page_size)",
+        "keys=live.sample.keys.of(decode.fingerprint, 2 * decode.facts.page_size)",
     ),
     Mutant(
         "namespaces_mixed",
@@ -959,7 +965,7 @@ MUTANTS = (
         "        prompt_len=live.prompt_len,\n",
         "        prompt_len=live.prompt_len + len(live.output),\n",
     ),
-    Mutant("room_for_one_that_leaves", "M1", _WORKERS, " and self.leaves_at is None\n", "\n"),
+    Mutant("room_for_one_that_leaves", "M1", _WORKER, " and self.leaves_at is None\n", "\n"),
     Mutant(
         "leaves_without_draining",
         "M2",
@@ -980,8 +986,8 @@ MUTANTS = (
         "one_that_left_is_dialled",
         "M3",
         _WORKERS,
-        "        self._emit(HangUp(worker.name))\n        if worker",
-        "        if worker",
+        "        self._emit(HangUp(worker.name))\n        self._reconsider()\n        self._tell_decodes()\n",
+        "        self._reconsider()\n        self._tell_decodes()\n",
     ),
     Mutant("joins_and_leaves_all_the_same", "M4", _WORKERS, "        worker.leaves_at = None\n", ""),
     Mutant(
@@ -991,4 +997,48 @@ MUTANTS = (
         "        if worker is None:\n            worker = self._workers[name] =",
         "        if True:\n            worker = self._workers[name] =",
     ),
+    # two revisions of a model
+    Mutant(
+        "pair_of_two_revisions",
+        "V1",
+        _POOLS,
+        "pools.setdefault(worker.revision, Pool(worker.revision))",
+        'pools.setdefault(Revision("", ""), Pool(worker.revision))',
+    ),
+    Mutant(
+        "peers_of_another_revision",
+        "V2",
+        _WORKERS,
+        "if w.revision == decode.revision and w.role is Role.PREFILL)",
+        "if w.role is Role.PREFILL)",
+    ),
+    Mutant(
+        "keys_of_another_model",
+        "V3",
+        _KEYS,
+        "        keys = self._chains.get((fingerprint, page_size))\n",
+        "        keys = next((keys for (_, size), keys in self._chains.items() if size == page_size), None)\n",
+    ),
+    Mutant(
+        "goes_on_in_another_revision",
+        "V4",
+        _STREAMS,
+        "return self.revision is None or self.revision == revision",
+        "return True",
+    ),
+    Mutant(
+        "next_prefill_of_another_revision",
+        "V1",
+        _PLACING,
+        "[w for w in self._workers.pool(decode.revision).prefills if",
+        "[w for pool in self._workers.pools() for w in pool.prefills if",
+    ),
+    Mutant(
+        "former_revision_is_believed",
+        "V5",
+        _WORKERS,
+        "        worker.revision = revision_of(hello)\n",
+        "        worker.revision = worker.revision or revision_of(hello)\n",
+    ),
+    Mutant("another_model_fits", "V5", _PAGE_FIT, "unequal_fields(compat, hello.compat)", "list[str]()"),
 )

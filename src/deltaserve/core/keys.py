@@ -5,6 +5,7 @@
 
 Two prompts have equal i-th keys iff (hash collisions apart) their first i pages hold equal tokens in the same
 namespace on the same model. Trees use keys as an index only and compare full token ids before they share a page.
+A front that serves several revisions of a model keeps a chain for each.
 Keys of a prompt are packed: 16 bytes for each full page, one after the other.
 """
 
@@ -43,23 +44,24 @@ def extend_keys(last_key: bytes, tokens: bytes | bytearray, page_size: int) -> b
 
 
 class PromptKeys:
-    """The chains of one prompt, one for each page size that is asked for, computed once."""
+    """The chains of one prompt, one for each model and page size that is asked for, computed once."""
 
     __slots__ = ("_chains", "_prompt", "_seed")
 
-    def __init__(self, seed: Callable[[int], bytes], prompt: bytes) -> None:
-        """`seed`: page size |-> key_0."""
+    def __init__(self, seed: Callable[[str, int], bytes], prompt: bytes) -> None:
+        """`seed`: (fingerprint of the model, page size) |-> key_0."""
         self._seed = seed
         self._prompt = prompt
-        self._chains: dict[int, bytes] = {}
+        self._chains: dict[tuple[str, int], bytes] = {}
 
-    def of(self, page_size: int) -> bytes:
-        """Packed keys of the prompt's full pages; none where no page size is known."""
+    def of(self, fingerprint: str, page_size: int) -> bytes:
+        """Packed keys of the prompt's full pages on that model; none where no page size is known."""
         if page_size < 1:
             return b""
-        keys = self._chains.get(page_size)
+        keys = self._chains.get((fingerprint, page_size))
         if keys is None:
-            keys = self._chains[page_size] = extend_keys(self._seed(page_size), self._prompt, page_size)
+            keys = extend_keys(self._seed(fingerprint, page_size), self._prompt, page_size)
+            self._chains[fingerprint, page_size] = keys
         return keys
 
 

@@ -56,6 +56,7 @@ HELP: Mapping[str, str] = {
     "deltaserve_worker_breaker_open": "1: no request is sent there until a probe succeeds",
     "deltaserve_worker_rooms": "Rooms the front has there",
     "deltaserve_worker_resident_keys": "Page keys the front knows to be in its tree",
+    "deltaserve_worker_revision": "1, with the revision that the worker serves as a label",
     "deltaserve_front_rooms": "Rooms of the front, waiting and streaming",
     "deltaserve_front_waiting_tokens": "Prompt tokens of rooms without a first token",
     "deltaserve_front_draining": "1: no new request is taken",

@@ -40,7 +40,7 @@ from deltaserve.model.checkpoint_config import idle_overrides, spec_of
 from deltaserve.model.code_plan import CODE_RULES, stored_kinds
 from deltaserve.model.drafts.draft_algorithm import OFF, own_inventory, with_head
 from deltaserve.model.files import model_name
-from deltaserve.model.fingerprint import model_fingerprint
+from deltaserve.model.fingerprint import model_fingerprint, tokenizer_fingerprint
 from deltaserve.model.known_families import family_named
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.open_source import open_source
@@ -87,6 +87,8 @@ class Checkpoint:
     path: Path
     spec: ModelSpec
     fingerprint: str
+    tokenizer: str
+    """Hash of what makes tokens of text and text of tokens."""
     num_bytes: int
     """Bytes of all weight files."""
     num_values: int
@@ -136,6 +138,7 @@ class Checkpoint:
             path.resolve(),
             spec,
             fingerprint,
+            tokenizer_fingerprint(path),
             num_bytes,
             inventory.num_values,
             stored,

@@ -37,7 +37,7 @@ WAITS_FOR_OTHERS = RestartPolicy(start_timeout_s=math.inf)
 
 
 def run(settings: Settings) -> int:
-    """Route until a stop signal. Needs the model folder for tokenizer and fingerprint, not for weights."""
+    """Route until a stop signal. Needs the model folder for its tokenizer, not for weights."""
     prepared = prepare_router(settings)
     require_free_ports(settings)
     front = front_spec(settings, prepared.checkpoint, prepared.secret_path)

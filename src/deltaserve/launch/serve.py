@@ -255,7 +255,7 @@ def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) ->
         model_path=str(checkpoint.path),
         model_overrides=checkpoint.overrides,
         model_names=tuple(dict.fromkeys((settings.model.served_model_name or checkpoint.name).split(","))),
-        fingerprint=checkpoint.fingerprint,
+        tokenizer=checkpoint.tokenizer,
         kv_bytes_per_token=moved_bytes_per_token(settings, checkpoint),
         secret_path=str(secret_path),
         curve=True,

@@ -1,4 +1,4 @@
-"""Names of what a folder holds, compared between prefill and decode before any KV moves."""
+"""Names of what a folder holds, compared between prefill and decode before any KV moves, and with the front."""
 
 import hashlib
 from pathlib import Path
@@ -27,6 +27,19 @@ def model_fingerprint(model_path: Path) -> str:
     digest = hashlib.sha256()
     for name, data in open_source(model_path).identity():
         _add(digest, name, data)
+    return digest.hexdigest()
+
+
+def tokenizer_fingerprint(model_path: Path) -> str:
+    """sha256 (hex) of what makes tokens of text, and answers of tokens: tokenizer, chat template, tokens that end an
+    answer. Equal, where a front may make the prompts for another checkpoint of the model than its own."""
+    source = open_source(model_path)
+    digest = hashlib.sha256()
+    for name, data in source.text_identity():
+        _add(digest, name, data)
+    for fields in (source.config(), source.generation()):
+        ends = None if fields is None else fields.values.get("eos_token_id")
+        _add(digest, "ends", repr(ends).encode())
     return digest.hexdigest()
 
 

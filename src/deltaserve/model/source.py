@@ -52,6 +52,10 @@ class TensorSource(Protocol):
         """Named bytes that tell it from other checkpoints: of everything, and of the weights a little of each."""
         ...
 
+    def text_identity(self) -> Iterable[tuple[str, bytes]]:
+        """Named bytes that tell its tokenizer and chat template from others."""
+        ...
+
     def headers(self) -> Iterable[TensorHeader]:
         """The header of every tensor, in the order in which they are read."""
         ...

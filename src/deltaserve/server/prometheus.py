@@ -60,6 +60,8 @@ def _of_worker(worker: WorkerStats) -> Iterator[MetricSample]:
     }
     for name, value in own.items():
         yield MetricSample(f"deltaserve_worker_{name}", labels, float(value))
+    if worker.revision is not None:
+        yield MetricSample("deltaserve_worker_revision", {**labels, "revision": worker.revision}, 1.0)
     if worker.status is not None:
         yield from _labelled(worker.status.metrics, labels)
 

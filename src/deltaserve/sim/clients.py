@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -20,7 +20,7 @@ from deltaserve.sim.cluster import VOCAB, room_of
 from deltaserve.sim.explanations import is_explained
 from deltaserve.sim.faults import FaultKind
 from deltaserve.sim.knobs import NAMESPACES, Knobs
-from deltaserve.sim.oracle import OracleAnswer, oracle_answer
+from deltaserve.sim.oracle import FIRST_REVISION, OracleAnswer, of_revision, oracle_answer
 from deltaserve.sim.process import Answer, SimFront
 
 _DEADLINE_S = 90.0
@@ -73,6 +73,8 @@ class Clients:
     grammars: Chance
     """Draws which requests have a grammar."""
     asked: list[Asked] = field(default_factory=list)
+    revisions: list[str] = field(default_factory=lambda: [FIRST_REVISION])
+    """Fingerprints of the models that workers of this run have had."""
     _num_over: int = 0
     """How many of the first requests are known to be over."""
     _documents: list[list[int]] = field(default_factory=list)
@@ -122,12 +124,12 @@ class Clients:
     def _oracle(self, prompt: bytes, sampling: SamplingParams, namespace: Namespace) -> OracleAnswer:
         return oracle_answer(prompt, sampling, VOCAB, self.knobs.shape.pools, namespace)
 
-    def _explained(self, asked: Asked) -> OracleAnswer:
-        """The one answer that begins with what came: pieces of two answers are none."""
+    def _explained(self, asked: Asked, revision: str) -> OracleAnswer:
+        """The one answer of a revision that begins with what came: pieces of two answers are none."""
         generation, answer = asked.generation, asked.answer
         heard = [Sampled(token, of) for token, of in zip_longest(answer.tokens, answer.logprobs)]
         pools, flavours = self.knobs.shape.pools, self.knobs.flavours
-        wanted, namespace = generation.sampling, generation.namespace
+        wanted, namespace = generation.sampling, of_revision(generation.namespace, revision)
         return oracle_answer(generation.prompt, wanted, VOCAB, pools, namespace, heard, flavours)
 
     def submit(self, front: SimFront, wanted: Generation, now: float, flaws: Collection[FaultKind] = ()) -> Asked:
@@ -215,24 +217,27 @@ class Clients:
     def check(self) -> None:
         """I7: at most one end. I8: nothing but a prefix of the oracle's answer, and all of it on success."""
         for asked in self.asked:
-            answer, got = asked.answer, tuple(asked.answer.tokens)
-            if self.knobs.flavours > 1:
-                asked.right = self._explained(asked)
-            right = asked.right
+            answer = asked.answer
             if answer.ends > 1:
                 raise IntegrityError(f"I7: {asked.name} ended {answer.ends} times")
-            if got != right.tokens[: len(got)]:
-                raise IntegrityError(f"I8: {asked.name} got {got}, expected {right.tokens}")
-            complete = answer.finish is not None and asked.stopped_at is None
-            if complete and got != right.tokens:
-                raise IntegrityError(f"I8: {asked.name} succeeded with {len(got)} of {len(right.tokens)} tokens")
-            if complete and answer.finish != _finish(asked).value:
-                raise IntegrityError(f"I8: {asked.name} finished by {answer.finish}")
+            asked.right = self._right(asked)
             if answer.ends and answer.finish is None and answer.error is None:
                 raise IntegrityError(f"I8: {asked.name} failed without a reason")
-            _check_logprobs(asked)
             _check_lateness(asked)
             self._check_reason(asked)
+
+    def _right(self, asked: Asked) -> OracleAnswer:
+        """What it should have got, all from one revision. Raises IntegrityError where none explains the answer."""
+        contradictions = []
+        for revision in self.revisions:
+            is_known = revision == FIRST_REVISION and self.knobs.flavours == 1
+            right = asked.right if is_known else self._explained(asked, revision)
+            contradiction = _contradiction(asked, right)
+            if contradiction is None:
+                return right
+            contradictions.append(contradiction)
+        others = f", nor by any of {len(contradictions) - 1} other revisions" if len(contradictions) > 1 else ""
+        raise IntegrityError(f"I8: {asked.name} {contradictions[0]}{others}")
 
     def _check_reason(self, asked: Asked) -> None:
         """I23: who is not answered is told why, and something has happened that explains it."""
@@ -256,24 +261,32 @@ class Clients:
                 raise IntegrityError(f"I11: {asked.name} never ended")
 
 
-def _finish(asked: Asked) -> FinishReason:
+def _finish(sampling: SamplingParams, tokens: Sequence[int]) -> FinishReason:
     """How a complete answer ends."""
-    sampling, tokens = asked.generation.sampling, asked.right.tokens
     is_long = len(tokens) > sampling.min_tokens or sampling.grammar is not None
     is_stopped = tokens[-1] in sampling.stop_token_ids and is_long
     return FinishReason.STOP if is_stopped else FinishReason.LENGTH
 
 
-def _check_logprobs(asked: Asked) -> None:
-    """I8: of every token that came, if they were asked for; of the prompt, all before the first token."""
-    answer, right, sampling = asked.answer, asked.right, asked.generation.sampling
+def _contradiction(asked: Asked, right: OracleAnswer) -> str | None:
+    """I8: what of the answer is not as it should be; of one that is not complete, of what came."""
+    answer, got, sampling = asked.answer, tuple(asked.answer.tokens), asked.generation.sampling
+    if got != right.tokens[: len(got)]:
+        return f"got {got}, expected {right.tokens}"
+    complete = answer.finish is not None and asked.stopped_at is None
+    if complete and got != right.tokens:
+        return f"succeeded with {len(got)} of {len(right.tokens)} tokens"
+    if complete and answer.finish != _finish(sampling, right.tokens).value:
+        return f"finished by {answer.finish}"
+    # Logprobs of every token that came, if they were asked for; of the prompt, all before the first token.
     if sampling.logprobs is not None and tuple(answer.logprobs) != right.logprobs[: len(answer.tokens)]:
-        raise IntegrityError(f"I8: {asked.name} got logprobs {answer.logprobs} for {len(answer.tokens)} tokens")
+        return f"got logprobs {answer.logprobs} for {len(answer.tokens)} tokens"
     of_prompt = tuple(answer.prompt_logprobs)
     if of_prompt != right.prompt_logprobs[: len(of_prompt)]:
-        raise IntegrityError(f"I8: {asked.name} got prompt logprobs {of_prompt}, expected {right.prompt_logprobs}")
+        return f"got prompt logprobs {of_prompt}, expected {right.prompt_logprobs}"
     if answer.tokens and answer.prompt_logprobs_at_start != len(right.prompt_logprobs):
-        raise IntegrityError(f"I8: {asked.name} got {answer.prompt_logprobs_at_start} prompt logprobs before a token")
+        return f"got {answer.prompt_logprobs_at_start} prompt logprobs before a token"
+    return None
 
 
 def _check_lateness(asked: Asked) -> None:

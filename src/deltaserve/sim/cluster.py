@@ -20,14 +20,13 @@ from deltaserve.core.tokens import pack_u32
 from deltaserve.core.transport import Evidence
 from deltaserve.core.wire.messages import CacheUse
 from deltaserve.sim.loopback import Fabric
-from deltaserve.sim.oracle import stamp_spec
+from deltaserve.sim.oracle import FIRST_REVISION, stamp_spec
 from deltaserve.sim.process import WINDOW_PAGES, PlaneSizes, SimFront, SimWorker
 from deltaserve.sim.rank_memory import STAMP_BYTES
 from deltaserve.sim.world import LinkPolicy, World, boot_of, reliable
 
 VOCAB = 97
 SECRET = b"s" * 32
-FINGERPRINT = "stamp model"
 FRONT = PeerName("front")
 
 
@@ -39,6 +38,9 @@ class Shape:
     num_decode: int = 1
     num_unified: int = 0
     num_fronts: int = 1
+    next_prefill: int = 0
+    next_decode: int = 0
+    """Workers of a second revision, which come while the others leave."""
     page_size: int = 4
     decode_page_size: int | None = None
     """Tokens per page of decode and unified workers. None: as on prefill."""
@@ -112,7 +114,12 @@ class Shape:
         names = [(PeerName(f"prefill-{i}"), Role.PREFILL) for i in range(self.num_prefill)]
         names += [(PeerName(f"decode-{i}"), Role.DECODE) for i in range(self.num_decode)]
         names += [(PeerName(f"unified-{i}"), Role.UNIFIED) for i in range(self.num_unified)]
-        return dict(names)
+        return dict(names) | self.next_roles()
+
+    def next_roles(self) -> dict[PeerName, Role]:
+        """The workers of the second revision."""
+        names = [(PeerName(f"next-prefill-{i}"), Role.PREFILL) for i in range(self.next_prefill)]
+        return dict([*names, *((PeerName(f"next-decode-{i}"), Role.DECODE) for i in range(self.next_decode))])
 
     def fronts(self) -> list[PeerName]:
         return [FRONT, *(PeerName(f"front-{i}") for i in range(1, self.num_fronts))]
@@ -162,7 +169,9 @@ def window_bytes(shape: Shape) -> int:
     )
 
 
-def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> InstanceConfig:
+def worker_config(
+    shape: Shape, name: PeerName, role: Role, life: int, revision: str = FIRST_REVISION
+) -> InstanceConfig:
     chunk_len = shape.chunk_len_of(role)
     return InstanceConfig(
         name=name,
@@ -173,9 +182,9 @@ def worker_config(shape: Shape, name: PeerName, role: Role, life: int) -> Instan
         max_running_requests=shape.max_running,
         max_context_len=shape.context_len,
         vocab_size=VOCAB,
-        compat=(("model", FINGERPRINT),),
+        compat=(("fingerprint", revision),),
         cluster_secret=SECRET,
-        fingerprint=FINGERPRINT,
+        fingerprint=revision,
         transport="loopback",
         evidence=shape.evidence,
         tp_size=shape.prefill_ranks if role is Role.PREFILL else shape.decode_ranks,
@@ -223,7 +232,6 @@ def front_config(shape: Shape, members: Iterable[Member], life: int, name: PeerN
         boot_of(name, life),
         tuple(members),
         SECRET,
-        FINGERPRINT,
         kv_bytes_per_token=STAMP_BYTES * shape.num_pools,
         assumed_output_len=shape.assumed_output_len,
         load_balance_method=shape.load_balance_method,

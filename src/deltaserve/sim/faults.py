@@ -84,6 +84,8 @@ class FaultKind(Enum):
     LEAVE = "leave"
     """A worker leaves: fronts are told to forget it, and it ends when all have; later it joins again, or another one of
     its name, maybe at another address."""
+    ROLLOUT = "rollout"
+    """A step of an exchange of all workers for those of another revision: one joins, or one leaves for good."""
 
 
 FRAME_FAULTS = (

@@ -38,6 +38,8 @@ _PACED = 0.1
 """Share of runs in which rows and prompts are taken in as a target for the length of a step allows."""
 _EXPERT_GROUPS = 0.05
 """Share of runs in which decode workers share experts."""
+_ROLLOUTS = 0.06
+"""Share of runs in which another revision takes over."""
 _LOADED = 0.03
 """Share of runs that are long."""
 _CROWDED = 0.25
@@ -165,8 +167,28 @@ def draw_knobs(seed: int) -> Knobs:
     if pace.hits(_PACED):
         knobs = replace(knobs, shape=replace(knobs.shape, itl_target_s=pace.choose((0.0005, 0.002, 0.004))))
     if chance.hits(_SPECULATES):
-        return replace(knobs, shape=replace(knobs.shape, max_drafts=chance.choose((1, 3, 3, 7))))
-    return knobs
+        knobs = replace(knobs, shape=replace(knobs.shape, max_drafts=chance.choose((1, 3, 3, 7))))
+    return _with_a_rollout(knobs, Chance(seed, "rollout"))
+
+
+def _with_a_rollout(knobs: Knobs, chance: Chance) -> Knobs:
+    """Workers of another revision take over, while requests of many tokens come; in half of these runs some die."""
+    is_plain = knobs.sick is None and not knobs.slow_writes and not knobs.shape.shares_experts
+    if not chance.hits(_ROLLOUTS) or not is_plain or knobs.bytes_per_s is not None:
+        return knobs
+    shape = replace(knobs.shape, next_prefill=chance.between(1, 2), next_decode=chance.between(1, 2))
+    traffic = replace(
+        knobs.traffic,
+        num_requests=chance.between(8, 16),
+        window_s=chance.uniform(0.5, 4.0),
+        max_output=chance.choose((6, 12, 24)),
+    )
+    events = knobs.events
+    if chance.hits(0.5):
+        crashes = [(int(chance.log_uniform(100, 2000)), FaultKind.CRASH) for _ in range(chance.between(1, 4))]
+        events = _in_order([*events, *crashes])
+    step_s = max(knobs.step_s, chance.log_uniform(0.003, 0.03))
+    return replace(knobs, shape=shape, traffic=traffic, events=events, step_s=step_s)
 
 
 def _draw(seed: int) -> Knobs:

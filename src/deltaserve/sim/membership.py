@@ -16,9 +16,9 @@ from deltaserve.sim.disorder import Cast
 from deltaserve.sim.process import SimFront
 from deltaserve.sim.situations import Situation
 
-_TOLD_S = 0.05
+TOLD_S = 0.05
 """How long a front takes to be told, on average."""
-_GRACE_S = 0.01, 3.0
+GRACE_S = 0.01, 3.0
 _LOOK_S = 0.1
 _JOINS_S = 0.05, 3.0
 """When a worker joins again, after it was forgotten."""
@@ -38,6 +38,10 @@ class Company(Cast, Protocol):
         """The worker, where it listens in its latest life."""
         ...
 
+    def note_step(self) -> None:
+        """A step of a rollout was taken."""
+        ...
+
 
 class Membership:
     """Which workers the fronts of one run are told of."""
@@ -49,6 +53,10 @@ class Membership:
         self._chance = chance
         self.left: set[PeerName] = set()
         """Workers that fronts are told to forget: one that starts now does not know them."""
+        self._for_good: set[PeerName] = set()
+        """Those of them that never join again."""
+        self.gone: set[PeerName] = set()
+        """Those of these whose process has ended: nobody starts it again."""
         self._rooms: dict[_Leave, frozenset[Room]] = {}
         """What was on a worker that leaves when a front was looked at last."""
         self._overdue_since: dict[_Leave, float] = {}
@@ -64,7 +72,17 @@ class Membership:
         name = self._chance.choose(self._names) if self._names else None
         if name is None or name in self.left or not all(_can_do_without(front, name) for front in self._fronts):
             return False
-        self._leave(name, self._chance.log_uniform(*_GRACE_S))
+        self._leave(name, self._chance.log_uniform(*GRACE_S))
+        self._look_at_forgotten(name)
+        return True
+
+    def leave_for_good(self, name: PeerName, grace_s: float) -> bool:
+        """Have one leave that every front can do without, those apart that leave already; whether it does."""
+        fronts = self._fronts
+        if name in self.left or not fronts or not all(_can_do_without(front, name, self.left) for front in fronts):
+            return False
+        self._for_good.add(name)
+        self._leave(name, grace_s)
         self._look_at_forgotten(name)
         return True
 
@@ -72,7 +90,7 @@ class Membership:
         world = self._cast.world
         self.left.add(name)
         for front in self._fronts:
-            told = world.now + self._chance.exponential(_TOLD_S)
+            told = world.now + self._chance.exponential(TOLD_S)
             world.at(told, lambda front=front: self._tell(front, WorkerLeaves(name, grace_s)))  # type: ignore[misc]
 
     def _tell(self, front: SimFront, leaves: WorkerLeaves) -> None:
@@ -91,9 +109,12 @@ class Membership:
             return
         world.seen.note(Situation.LEFT)
         process = world.process(name)
-        if process is not None and self._chance.hits(_ENDS):
+        if process is not None and (name in self._for_good or self._chance.hits(_ENDS)):
             world.end(name)
             self._cast.bury(process)
+        if name in self._for_good:
+            self.gone.add(name)
+            return
         world.at(world.now + self._chance.log_uniform(*_JOINS_S), lambda: self._join(name))
 
     def _join(self, name: PeerName) -> None:
@@ -105,7 +126,7 @@ class Membership:
             self._cast.start(name)
         world.seen.note(Situation.JOINED)
         for front in self._fronts:
-            told = world.now + self._chance.exponential(_TOLD_S)
+            told = world.now + self._chance.exponential(TOLD_S)
             world.at(told, lambda front=front: self._tell_of_join(front, name))  # type: ignore[misc]
 
     def _tell_of_join(self, front: SimFront, name: PeerName) -> None:
@@ -113,8 +134,8 @@ class Membership:
             front.register(WorkerUp(self._cast.member(name)))
 
     def heal(self) -> None:
-        """Everybody is there again."""
-        self.left.clear()
+        """Everybody is there again, but those who left for good."""
+        self.left &= self._for_good
 
     # ------------------------------------------------------------ what must hold
 
@@ -132,8 +153,11 @@ class Membership:
                 new = rooms[leave] - self._rooms.get(leave, rooms[leave])
                 if new:
                     raise IntegrityError(f"I33: {len(new)} rooms came to {worker.name}, which leaves")
-                has_others = front.core.workers.shortage() is None
-                if rooms[leave] and has_others and front.now > worker.leaves_at:
+                pools = [pool for pool in front.core.workers.pools() if pool.has_pair]
+                may_go = any(
+                    live.sample.may_use(pool.revision) for live in front.core.rooms.on(worker.name) for pool in pools
+                )
+                if may_go and front.now > worker.leaves_at:
                     overdue[leave] = self._overdue_since.get(leave, self._cast.world.now)
         self._rooms, self._overdue_since = rooms, overdue
         for (_, _, name, _), since in overdue.items():
@@ -142,7 +166,7 @@ class Membership:
 
     def leave_last(self) -> Callable[[], bool]:
         """Have one leave when nothing happens any more; says whether nobody knows it any more."""
-        name = self._chance.choose(self._names)
+        name = self._chance.choose([name for name in self._names if name not in self.left])
         self._leave(name, 0.0)
         return lambda: self._is_forgotten(name)
 
@@ -152,10 +176,18 @@ class Membership:
         return not is_known and not any(name in worker.instance.links.dialled for worker in workers)
 
 
-def _can_do_without(front: SimFront, name: PeerName) -> bool:
-    """Whether others of the worker's role take rooms, and keep it."""
+def _can_do_without(front: SimFront, name: PeerName, left: Collection[PeerName] = ()) -> bool:
+    """Whether others of the worker's role and revision take rooms, and keep it; or a pair of another revision does.
+    `left`: workers that do not count."""
     worker = front.core.workers.get(name)
-    if worker is None:
+    if worker is None or worker.asked is not None:
         return False
-    others = [w for w in front.core.workers.of(worker.role) if w is not worker]
-    return worker.asked is None and (worker.role is Role.UNIFIED or bool(others))
+    if worker.role is Role.UNIFIED:
+        return True
+    for pool in front.core.workers.pools():
+        others = [w.role for w in pool.workers if w is not worker and w.name not in left]
+        if worker.role in others and pool.revision == worker.revision:
+            return True
+        if pool.revision != worker.revision and {Role.PREFILL, Role.DECODE} <= set(others):
+            return True
+    return False

@@ -1,7 +1,7 @@
 """The stand-in model: every KV entry is a stamp of all tokens up to it, every next token a hash of all stamps read.
 
     stamp(pool, i) = H(stamp(pool, i - 1) as read from its page, token i)        16 bytes, in the page like any KV
-    stamp(pool, -1) = H(namespace)
+    stamp(pool, -1) = H(namespace), and of another revision of the model than the first H(namespace, revision)
     next token     = H(all stamps that its last position sees, read from its pages) mod vocab, and its log-probabilities
                      from the same H
 A FULL pool's stamps are all seen, a WINDOW pool's only while in the window. A STATE pool has one slot per state: what
@@ -64,12 +64,22 @@ def _stamp_group(page_size: int, kept: Retention, num_heads: int) -> CacheGroup:
     return StateGroup(name, 1, blocks, DType.FP8_E4M3)
 
 
+FIRST_REVISION = "stamp model"
+"""Fingerprint of the model that all workers have, where a run has one revision."""
+
+
+def of_revision(namespace: Namespace, revision: str) -> Namespace:
+    """A namespace as a revision of the model sees it: no two compute alike."""
+    return namespace if revision == FIRST_REVISION else Namespace(f"{namespace}/{revision}")
+
+
 class Chain:
     """The right stamps of one row in one pool, grown as its tokens become known."""
 
     __slots__ = ("_first", "_pool", "stamps")
 
     def __init__(self, pool: int, namespace: Namespace) -> None:
+        """`namespace`: as `of_revision` says."""
         self._pool = bytes([pool])
         self._first = xxhash.xxh3_128_digest(namespace.encode())
         self.stamps = bytearray()
@@ -251,7 +261,14 @@ class _SeenStamps:
 class OracleExecutor:
     """The Executor of a simulated rank. Raises IntegrityError when a page it reads holds anything but its row's KV."""
 
-    def __init__(self, cache: CacheSpec, memory: StampMemory | SplitMemory, vocab_size: int) -> None:
+    def __init__(
+        self,
+        cache: CacheSpec,
+        memory: StampMemory | SplitMemory,
+        vocab_size: int,
+        revision: str = FIRST_REVISION,
+    ) -> None:
+        self._revision = revision
         self._cache, self._pools = cache, cache.pools
         self._memory = memory
         self._vocab_size = vocab_size
@@ -310,7 +327,7 @@ class OracleExecutor:
     def _open(self, opened: RowOpen) -> None:
         pools = range(self._cache.num_pools)
         namespace = self.namespaces.get(opened.row, Namespace(""))
-        chains = [Chain(pool, namespace) for pool in pools]
+        chains = [Chain(pool, of_revision(namespace, self._revision)) for pool in pools]
         row = _Row(opened.sampling, bytearray(opened.tokens), chains, [{} for _ in pools], prompt_len=opened.prompt_len)
         grammar = opened.sampling.grammar
         if grammar is not None:
@@ -437,9 +454,9 @@ def state_of(stamp: bytes, page_size: int) -> bytes:
     return b"".join([xxhash.xxh3_128_digest(stamp + bytes([part])) for part in range(page_size)])
 
 
-def is_state_of(stood: bytes, pool: int, namespace: Namespace, tokens: bytes) -> bool:
-    """Whether a slot holds the state behind exactly these packed tokens, finite or not."""
-    chain, num_tokens = Chain(pool, namespace), token_len(tokens)
+def is_state_of(stood: bytes, chain: Chain, tokens: bytes) -> bool:
+    """Whether a slot holds the state behind exactly these packed tokens, finite or not. `chain`: at its start."""
+    num_tokens = token_len(tokens)
     chain.grow(tokens, num_tokens)
     right = state_of(chain.stamp(num_tokens - 1), len(stood) // STAMP_BYTES)
     return stood in (right, _not_finite(right))

@@ -30,6 +30,7 @@ from deltaserve.core.wire.messages import Cancel, Envelope, Finished, Hello, Off
 from deltaserve.sim.attempts import Attempts
 from deltaserve.sim.expert_rounds import SimExpertGroup
 from deltaserve.sim.loopback import Fabric
+from deltaserve.sim.one_revision import OneRevision
 from deltaserve.sim.oracle import OracleExecutor
 from deltaserve.sim.rank_memory import region_infos, stamp_memory
 from deltaserve.sim.sim_rank import RankPace, SimRank, SimRankParts, join_ranks
@@ -223,7 +224,7 @@ class SimWorker(SimProcess):
         self.memory = stamp_memory(config.cache, config.num_pages, config.tp_size, config.name)
         self.config = config
         self.url = url
-        self.executor = OracleExecutor(config.cache, self.memory, config.vocab_size)
+        self.executor = OracleExecutor(config.cache, self.memory, config.vocab_size, config.fingerprint)
         self.join([self._rank_parts(shard, fence_result, plane) for shard in _shards(config.tp_size)])
         step_pace = StepPace() if self.pace.plans_late else EagerPace()
         self.driver = CheckedDriver(EngineCore(config), Boot(config.boot), step_pace, lambda boot: Boot(boot + 1))
@@ -498,6 +499,7 @@ class SimFront(SimProcess):
     def __init__(self, world: Surroundings, config: FrontConfig, pace: Pace | None = None) -> None:
         super().__init__(world, config.name, pace or Pace())
         self.core = FrontCore(config)
+        self._one_revision = OneRevision(self.core, config.cluster_secret)
         self._boot, self._suspect_s = config.boot, config.peer_suspect_s
         self.answers: dict[Room, Answer] = {}
         self._given: dict[Room, tuple[PeerName, int | None]] = {}
@@ -555,6 +557,10 @@ class SimFront(SimProcess):
         actions = self.core.handle(event, self.now)
         _check_addressee(event, self._boot, workers.num_stale_frames - num_stale)
         _check_sender(heard, workers.table, self.now - self._suspect_s)
+        if isinstance(event, FrameIn):
+            for action in actions:
+                if isinstance(action, Deliver) and (action.delta.tokens or action.delta.prompt_logprobs):
+                    self._one_revision.delivered(action.room, PeerName(event.envelope.src), event.envelope.body)
         self._perform(actions)
 
     def _give(self, room: Room, to: PeerName) -> None:
@@ -567,6 +573,7 @@ class SimFront(SimProcess):
         self._given[room] = to, None if target is None else target.peer.boot
 
     def _send(self, action: SendFrame) -> None:
+        self._one_revision.check(action.peer, action.envelope.body)
         match action.envelope.body:
             case Submit(room=room):
                 self._give(Room(room), action.peer)

@@ -51,8 +51,10 @@ from deltaserve.sim.knobs import LEAST_DRAIN_S, Knobs, draw_knobs
 from deltaserve.sim.loopback import Fabric, Fate, Posted
 from deltaserve.sim.membership import Membership
 from deltaserve.sim.met import met_by_clients, met_by_front, met_by_group, met_by_worker
+from deltaserve.sim.oracle import FIRST_REVISION
 from deltaserve.sim.process import Pace, SimFront, SimProcess, SimWorker
 from deltaserve.sim.progress import LivenessWatch
+from deltaserve.sim.rollout import NEXT_REVISION, Rollout, check_apart
 from deltaserve.sim.situations import Situation
 from deltaserve.sim.trace import Trace
 from deltaserve.sim.watch import Watch, page_moves
@@ -76,7 +78,7 @@ _STRANDED_S = 6.0
 TicketMove = tuple[Enum, Enum]
 PageMove = tuple[PageState, PageEvent]
 """(state, event): a cell of a transition table."""
-Compat = tuple[tuple[str, str], ...]
+_ANOTHER_REVISION = "another model"
 
 
 @dataclass(slots=True)
@@ -115,12 +117,15 @@ class FaultyWorld(World):
     def __init__(self, links: LinkFaults, fabric: Fabric, trace: Trace) -> None:
         super().__init__(fabric=fabric, trace=trace)
         self._links = links
+        self.check: Callable[[PeerName, PeerName], None] = lambda src, dst: None
+        """Called with the ends of each frame."""
 
     def admit(self, process: SimProcess) -> None:
         super().admit(process)
         self._links.begin_life(process.name)
 
     def send(self, src: PeerName, dst: PeerName, envelope: Envelope) -> None:
+        self.check(src, dst)
         if not self.reaches(src, dst):
             return
         for copy in self._links.copies(src, dst, encode(envelope), self.now):
@@ -186,6 +191,11 @@ class Run:
         self._disorder.group = self._group_names
         may_leave = [name for name in self._roles if name not in self._group_names]
         self._membership = Membership(self, may_leave, Chance(seed, "leaves and joins"))
+        new = knobs.shape.next_roles()
+        old = [name for name, role in self._roles.items() if name not in new and role is not Role.UNIFIED]
+        self._rollout = Rollout(self, self._membership, old, new, Chance(seed, "steps of the rollout"))
+        if isinstance(self.world, FaultyWorld) and new:
+            self.world.check = lambda src, dst: check_apart(self._rollout, self._roles, src, dst)
         self._load = Chance(seed, "load")
         self._progress: LivenessWatch | None = None
         if knobs.sick is not None:
@@ -200,7 +210,7 @@ class Run:
         """Workers that run with another model."""
         self._shared_since: dict[Room, float] = {}
         """When each room began to be on two workers."""
-        self._unregistered = set(self._roles) if knobs.late_starts else set()
+        self._unregistered = set(self._roles) - self._rollout.awaited if knobs.late_starts else set()
         self._upcoming = list(reversed(knobs.events))
         self._idle_ranks = knobs.shape.ranks_without_readers() if knobs.idle_rank_lag_s else frozenset[int]()
         self._page_moves: Counter[PageMove] = Counter()
@@ -248,7 +258,10 @@ class Run:
         self._finish()
 
     def _start_all(self) -> None:
+        self._rollout.begin()
         for name in [*self._roles, *self._front_names]:
+            if name in self._rollout.awaited:
+                continue
             if self.knobs.late_starts and name in self._roles:
                 self.world.at(self._chance.uniform(0.0, 1.0), lambda name=name: self._start_first(name))  # type: ignore[misc]
             else:
@@ -288,13 +301,14 @@ class Run:
         self._upcoming.clear()
         self._unregistered.clear()
         self._membership.heal()
+        self._rollout.heal()
         self._disorder.heal()
         for worker in self.world.workers.values():
             worker.executor.spoil_next = False
         for name in sorted(self._misfits & self.world.workers.keys()):
             self._start_rightly(name, self._lives[name])
         for name in self._roles:
-            for front in self._fronts:
+            for front in self._fronts if name not in self._membership.left else ():
                 front.register(WorkerUp(self.member(name)))
 
     def _finish(self) -> None:
@@ -372,7 +386,11 @@ class Run:
         shape = self.knobs.shape
         proves = shape.evidence is Evidence.COMPLETION and shape.drain_timeout_s >= LEAST_DRAIN_S
         num_fences = sum(worker.num_fences for worker in self.world.workers.values())
-        if proves and num_fences and (TROUBLE | {FaultKind.ROLE, FaultKind.LEAVE}).isdisjoint(+self.faults):
+        if (
+            proves
+            and num_fences
+            and (TROUBLE | {FaultKind.ROLE, FaultKind.LEAVE, FaultKind.ROLLOUT}).isdisjoint(+self.faults)
+        ):
             raise IntegrityError(f"I27: {num_fences} fences, and nothing had happened")
 
     def _liveness_s(self) -> float:
@@ -456,6 +474,7 @@ class Run:
         if number % _LOOK_EVERY == 0:
             self._look_at_rooms()
             self._membership.look()
+            self._rollout.look()
         while self._upcoming and self._upcoming[-1][0] <= number:
             self._strike(self._upcoming.pop()[1])
         if self._non_finite and self._chance.hits(self._non_finite * 0.05):
@@ -515,14 +534,19 @@ class Run:
     # ------------------------------------------------------------ processes (disorder.Cast)
 
     def start(self, name: PeerName) -> None:
+        if name in self._membership.gone:
+            return
         self._lives[name] += 1
         pace = self._pace()
         if name in self._front_names:
-            members = [self._known(n) for n in self._roles if n not in self._membership.left]
+            unknown = self._membership.left | self._rollout.awaited
+            members = [self._known(n) for n in self._roles if n not in unknown]
             SimFront(self.world, front_config(self.knobs.shape, members, self._lives[name], name), pace)
             return
-        config = worker_config(self.knobs.shape, name, self._roles[name], self._lives[name])
-        config = replace(config, compat=self._compat(name, config.compat))
+        revision = self._revision(name)
+        if revision not in self.clients.revisions:
+            self.clients.revisions.append(revision)
+        config = worker_config(self.knobs.shape, name, self._roles[name], self._lives[name], revision)
         fence = FenceResult.CLOSED if self.knobs.can_fence else FenceResult.IMPOSSIBLE
         url = self.member(name).address.url
         shape = self.knobs.shape
@@ -558,8 +582,12 @@ class Run:
         member = self.member(name)
         return replace(member, url=None) if name in self._unregistered else member
 
-    def _compat(self, name: PeerName, right: Compat) -> Compat:
-        """What the life that begins has to agree on with others: its own values, or another model's."""
+    def note_step(self) -> None:
+        self.faults[FaultKind.ROLLOUT] += 1
+
+    def _revision(self, name: PeerName) -> str:
+        """Fingerprint of the model of the life that begins: its own, or another one's."""
+        right = NEXT_REVISION if name in self.knobs.shape.next_roles() else FIRST_REVISION
         is_back = self._lives[name] > 1
         self.faults[FaultKind.MOVE] += is_back and self.knobs.moves
         if not (is_back and name not in self._misfits and self._comebacks.hits(self._misfit_rate)):
@@ -569,7 +597,7 @@ class Run:
         self._misfits.add(name)
         life, when = self._lives[name], self.world.now + self._comebacks.log_uniform(0.05, 3.0)
         self.world.at(when, lambda: self._start_rightly(name, life))
-        return (("model", "another"),)
+        return _ANOTHER_REVISION
 
     def _start_rightly(self, name: PeerName, life: int) -> None:
         """Start a misfit with the right model: whoever runs it has seen why it is not used."""

@@ -55,6 +55,8 @@ class Situation(Enum):
     LEFT = "a worker leaves, and every front forgets it", 270
     LEAVES_WITH_ROOMS = "a worker that has rooms is to leave", 180
     JOINED = "a worker that had left joins again", 220
+    TWO_REVISIONS = "two revisions serve side by side", 100
+    ROLLED_OUT = "the last worker of a revision has left, and another one serves", 50
     # readers that copy
     READER_COPIES = "a reader copies, as on one machine", 400
     COPIED_AFTER_FENCE = "a stopped reader goes on and copies behind its writer's fence", 40

@@ -32,7 +32,7 @@ from deltaserve.core.ids import PageId, PeerName, PoolId
 from deltaserve.core.lifetime import Lifetime
 from deltaserve.core.tokens import TOKEN_BYTES
 from deltaserve.sim.loopback import WriteArrival
-from deltaserve.sim.oracle import is_state_of
+from deltaserve.sim.oracle import Chain, is_state_of, of_revision
 from deltaserve.sim.process import SimFront, SimProcess, SimWorker
 from deltaserve.sim.situations import Sightings, Situation
 from deltaserve.sim.wiring import SimTransport
@@ -247,7 +247,8 @@ def _check_states(worker: SimWorker) -> int:
         for namespace, tokens, slot in worker.instance.parts.cache.states(index):
             stood = worker.memory.pages(PoolId(index), [slot])
             where = f"{worker.name} keeps slot {slot} of pool {index} behind {len(tokens) // TOKEN_BYTES} tokens"
-            _claim(is_state_of(stood, index, namespace, tokens), "I19", where)
+            start = Chain(index, of_revision(namespace, worker.config.fingerprint))
+            _claim(is_state_of(stood, start, tokens), "I19", where)
             num_states += 1
     return num_states
 

@@ -307,15 +307,15 @@ def test_a_grant_that_does_not_fit_fails_the_attempt_and_keeps_the_link(changes:
 def test_unequal_compat_fields_are_refused_with_both_values() -> None:
     duo = Duo(Shape())
     hello = next(h for h in duo.sent(Hello, DECODE) if h.ends)
-    wrong = msgspec.structs.replace(hello, compat={"model": "another"})
+    wrong = msgspec.structs.replace(hello, compat={"fingerprint": "another"})
     duo.inject(PREFILL, DECODE, wrong)
-    assert duo.prefill.links.misfits() == {DECODE: "model: ours stamp model, theirs another"}
+    assert duo.prefill.links.misfits() == {DECODE: "fingerprint: ours stamp model, theirs another"}
     assert not duo.prefill.links.is_ready(DECODE)
 
 
 @pytest.mark.parametrize("is_seen", [True, False], ids=["seen", "unseen"])
 @pytest.mark.parametrize("name", [PREFILL, DECODE])
-def test_a_refused_worker_that_is_started_again_as_it_should_be_is_taken(name: PeerName, is_seen: bool) -> None:
+def test_a_worker_of_another_model_that_is_started_again_rightly_is_taken(name: PeerName, is_seen: bool) -> None:
     duo = Duo()
     end = duo.world.kill if is_seen else duo.world.end
 
@@ -324,9 +324,10 @@ def test_a_refused_worker_that_is_started_again_as_it_should_be_is_taken(name: P
         duo.run(3.0)
         duo.cluster.start(name, **changes)
 
-    start_again(compat=(("model", "another"),))
+    start_again(compat=(("fingerprint", "another"),), fingerprint="another")
     duo.run(5.0)
-    assert "model: ours" in duo.decode.links.refusals[PREFILL][1]
+    assert "does not fit prefill-0: fingerprint: here " in (duo.cluster.front.core.ready() or "")
+    assert not duo.decode.links.is_ready(PREFILL)
     start_again()
     duo.until(lambda: duo.cluster.front.core.ready() is None)
     duo.serve(PROMPT, 3)

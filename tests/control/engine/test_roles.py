@@ -241,7 +241,7 @@ def test_an_answer_to_a_former_engine_is_answered_by_nobody() -> None:
     end."""
     duo = Duo(Shape(num_prefill=2))
     other = PeerName("prefill-1")
-    answer = Hello(role="prefill", compat={"model": "stamp model"}, facts=Facts(), answers=b"12345678")
+    answer = Hello(role="prefill", compat={"fingerprint": "stamp model"}, facts=Facts(), answers=b"12345678")
     duo.inject(PREFILL, other, answer)
     duo.run(1.0)
     between = [e.body for src, dst, e in duo.frames if {src, dst} == {PREFILL, other}]

@@ -50,7 +50,7 @@ def say(duo: Duo, dst: PeerName, body: Message, boot: int = BOOT, src: PeerName 
 
 
 def hello(role: str) -> Hello:
-    return Hello(role=role, compat={"model": "stamp model"}, facts=Facts(page_size=4, pool_pages=(64,)))
+    return Hello(role=role, compat={"fingerprint": "stamp model"}, facts=Facts(page_size=4, pool_pages=(64,)))
 
 
 def an_offer(duo: Duo) -> Offer:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from deltaserve.control.front.client import Generation, OutputDelta
 from deltaserve.control.front.events import Deliver, Fail, FrontAction, FrontConfig, Member, WorkerLeaves, WorkerUp
 from deltaserve.control.front.front_core import FrontCore
@@ -41,6 +43,11 @@ def facts(pool_pages: int = 1000, page_size: int = PAGE_SIZE) -> Facts:
         vocab_size=500,
         keys_seed_check=seed_check(SECRET, FINGERPRINT),
     )
+
+
+def other_facts(fingerprint: str) -> Facts:
+    """Facts of a worker with another model."""
+    return msgspec.structs.replace(facts(), keys_seed_check=seed_check(SECRET, fingerprint))
 
 
 def status(waiting_tokens: int = 0, *, draining: bool = False, ready: bool = True) -> Status:
@@ -108,7 +115,6 @@ class Cluster:
             boot=FRONT_BOOT,
             workers=tuple(describe(name) for name in names),
             cluster_secret=SECRET,
-            fingerprint=FINGERPRINT,
             kv_bytes_per_token=1e5,
             **settings,  # type: ignore[arg-type]
         )

@@ -46,7 +46,7 @@ def names(pair: Candidate) -> tuple[str, str]:
 
 
 def chosen(among: Choosable) -> tuple[str, str]:
-    return names(LowestTtft().choose(PROMPT, among, PRICES).pair)
+    return names(LowestTtft().choose(PROMPT, [among], PRICES).pair)
 
 
 def test_the_prefix_is_followed_on_both_sides() -> None:
@@ -88,9 +88,9 @@ def test_the_best_pair_is_the_best_of_each_side() -> None:
         decodes = [decode(f"d{i}", float(draw.randrange(80))) for i in range(3)]
         hits = {name: draw.randrange(0, PROMPT, 800) for name in ("p0", "p2", "d1", "d2")}
         among = workers(prefills, decodes, hits)
-        best = LowestTtft().choose(PROMPT, among, PRICES)
+        best = LowestTtft().choose(PROMPT, [among], PRICES)
         each = [
-            LowestTtft().choose(PROMPT, replace(among, unified=[Candidate(c, k)], computing=[], keeping=[]), PRICES)
+            LowestTtft().choose(PROMPT, [replace(among, unified=[Candidate(c, k)], computing=[], keeping=[])], PRICES)
             for c, k in product(among.computing, among.keeping)
         ]
         assert names(best.pair) in {names(choice.pair) for choice in each}
@@ -105,7 +105,7 @@ def test_a_unified_worker_competes_with_the_best_pair(hits: dict[str, int], expe
 def test_a_burst_of_one_prefix_stays_with_the_worker_that_computes_it() -> None:
     """Its queue is this very prefix: to wait for it costs nobody anything, to compute it twice does."""
     among = workers([prefill("p0", 20_000.0), prefill("p1")], [decode("d0")], {"p0": 19_000})
-    assert names(LowestTtft().choose(20_000, among, PRICES).pair)[0] == "p0"
+    assert names(LowestTtft().choose(20_000, [among], PRICES).pair)[0] == "p0"
 
 
 @pytest.mark.parametrize(("num_prefill", "num_decode"), [(1, 1), (1, 3), (3, 1), (2, 2), (2, 3), (4, 2)])
@@ -114,7 +114,7 @@ def test_round_robin_gives_every_pair_its_turn(num_prefill: int, num_decode: int
     prefills = [prefill(f"p{i}", 1e6 * i) for i in range(num_prefill)]
     candidates = workers(prefills, [decode(f"d{i}", 30.0 * i) for i in range(num_decode)], {"p0": 8000, "d0": 8000})
     num_pairs = num_prefill * num_decode
-    turns = [names(policy.choose(PROMPT, candidates, PRICES).pair) for _ in range(3 * num_pairs)]
+    turns = [names(policy.choose(PROMPT, [candidates], PRICES).pair) for _ in range(3 * num_pairs)]
     counts = Counter(turns)
     assert set(counts.values()) == {3} and len(counts) == num_pairs
     # No worker has two turns more than another at any time.
@@ -125,14 +125,41 @@ def test_round_robin_gives_every_pair_its_turn(num_prefill: int, num_decode: int
 
 def test_round_robin_gives_unified_workers_their_turn_too() -> None:
     policy, among = RoundRobin(), workers([prefill("p0")], [decode("d0")], unified=["u0", "u1"])
-    turns = [names(policy.choose(PROMPT, among, PRICES).pair) for _ in range(3)]
+    turns = [names(policy.choose(PROMPT, [among], PRICES).pair) for _ in range(3)]
     assert turns == [("p0", "d0"), ("u0", "u0"), ("u1", "u1")]
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_serves_a_single_candidate(name: str) -> None:
     only = workers([prefill("p0", 1e9)], [decode("d0", 1e6)])
-    assert names(POLICIES[name]().choose(PROMPT, only, PRICES).pair) == ("p0", "d0")
+    assert names(POLICIES[name]().choose(PROMPT, [only], PRICES).pair) == ("p0", "d0")
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_policy_pairs_two_pools(name: str) -> None:
+    """Whatever would be cheapest: the best half of one is no half of another."""
+    policy, draw = POLICIES[name](), random.Random(2)
+    for _ in range(200):
+        hits = {each: draw.randrange(0, PROMPT, 800) for each in ("p0", "p1", "d0", "d1", "d2")}
+        loads = [float(draw.randrange(80)) for _ in range(5)]
+        old = workers([prefill("p0", 100 * loads[0])], [decode("d0", loads[1]), decode("d2", loads[2])], hits)
+        new = workers([prefill("p1", 100 * loads[3])], [decode("d1", loads[4])], hits)
+        assert names(policy.choose(PROMPT, [old, new], PRICES).pair) in {("p0", "d0"), ("p0", "d2"), ("p1", "d1")}
+
+
+def test_the_pool_that_holds_the_prefix_is_preferred_until_it_is_full() -> None:
+    for queue, expected in ((0.0, "p1"), (1e6, "p0")):
+        old = workers([prefill("p0")], [decode("d0")])
+        new = workers([prefill("p1", queue)], [decode("d1")], {"p1": 6400, "d1": 6400})
+        assert names(LowestTtft().choose(PROMPT, [old, new], PRICES).pair)[0] == expected
+
+
+def test_round_robin_takes_the_decode_workers_of_all_pools_in_turn() -> None:
+    policy = RoundRobin()
+    old = workers([prefill("p0"), prefill("p2")], [decode("d0")])
+    new = workers([prefill("p1")], [decode("d1")])
+    turns = [names(policy.choose(PROMPT, [old, new], PRICES).pair) for _ in range(4)]
+    assert turns == [("p0", "d0"), ("p1", "d1"), ("p2", "d0"), ("p1", "d1")]
 
 
 def test_a_member_of_a_group_keeps_its_conversations_and_is_left_when_it_is_full_of_them() -> None:
@@ -140,5 +167,5 @@ def test_a_member_of_a_group_keeps_its_conversations_and_is_left_when_it_is_full
     cheap = Prices(kv_bytes_per_token=1, transfer_bytes_per_s=4e9)
     for is_in_group, rooms, expected in ((True, 5.0, "d1"), (True, 20.0, "d0"), (False, 5.0, "d0")):
         sides = [replace(decode(name, count), is_in_group=is_in_group) for name, count in (("d0", 3.0), ("d1", rooms))]
-        pair = LowestTtft().choose(PROMPT, workers([prefill("p0")], sides, {"d1": 6400}), cheap).pair
+        pair = LowestTtft().choose(PROMPT, [workers([prefill("p0")], sides, {"d1": 6400})], cheap).pair
         assert names(pair)[1] == expected

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from deltaserve.control.front.client import RoleAnswer, RoleRefused, UnknownWorker
@@ -151,15 +152,15 @@ def test_a_worker_of_another_configuration_is_refused(role: str, configured: str
 
 
 def test_one_that_was_refused_at_first_is_taken_as_what_it_says() -> None:
-    """By a front that has just started, and has met a worker of another model before (simulator seed 63000060487)."""
+    """By a front that has just started, and has met a worker that it does not fit (simulator seed 63000060487)."""
     cluster = Cluster(NAMES)
-    other = COMPAT | {"fingerprint": "other"}
-    cluster.say("prefill-0", Hello(role="prefill", compat=other, facts=facts(), configured_role="prefill"))
-    cluster.say("decode-0", Hello(role="prefill", compat=COMPAT, facts=facts(), configured_role="decode"))
+    other, own = (msgspec.structs.replace(facts(), kv_dtypes={"kv": dtype}) for dtype in ("bfloat16", "float32"))
+    cluster.say("decode-1", Hello(role="decode", compat=COMPAT, facts=other))
+    cluster.say("decode-0", Hello(role="prefill", compat=COMPAT, facts=own, configured_role="decode"))
     worker = cluster.front.workers.get(PeerName("decode-0"))
     assert worker is not None
     assert not worker.is_ready
-    become(cluster, "prefill-0", Role.PREFILL, Role.PREFILL)
+    cluster.die("decode-1")
     assert worker.is_ready
     assert worker.role is Role.PREFILL
     assert worker.asked is None

@@ -19,6 +19,7 @@ from tests.control.front.cluster import (
     generation,
     member,
     member_somewhere,
+    other_facts,
     room,
     status,
 )
@@ -37,9 +38,11 @@ def dialled(cluster: Cluster, since: int = 0) -> list[str]:
 def test_every_worker_is_dialled_and_greeted_and_decode_learns_of_prefill() -> None:
     cluster = Cluster(("prefill-0", "prefill-1", "decode-0"))
     assert dialled(cluster) == ["prefill-0", "prefill-1", "decode-0"]
-    assert [p.name for p in hellos(cluster, "decode-0")[0].peers] == ["prefill-0", "prefill-1"]
-    assert hellos(cluster, "prefill-0")[0].peers == ()
+    assert all(hellos(cluster, name)[0].peers == () for name in cluster.boots)  # nobody has said its revision
     assert {hellos(cluster, name)[0].role for name in cluster.boots} == {"front"}
+    cluster.all_ready()
+    assert [p.name for p in hellos(cluster, "decode-0")[-1].peers] == ["prefill-0", "prefill-1"]
+    assert not any(hello.peers for name in ("prefill-0", "prefill-1") for hello in hellos(cluster, name))
 
 
 def test_a_pair_is_ready_when_both_halves_answered() -> None:
@@ -79,12 +82,14 @@ def test_limits_are_those_of_the_smallest_worker() -> None:
     ("compat", "its_facts", "words"),
     [
         (COMPAT | {"dtype": "bfloat16"}, facts(), "does not fit prefill-0: dtype: here bfloat16, on prefill-0 float32"),
-        ({"dtype": "float32"}, facts(), "fingerprint: here (absent), on prefill-0 model"),
+        (COMPAT | {"fingerprint": "m2"}, other_facts("m2"), "fingerprint: here m2, on prefill-0 model"),
+        ({"dtype": "float32"}, facts(), "fingerprint: absent"),
+        (COMPAT | {"tokenizer": "other"}, facts(), "chat template or end tokens: on this front (absent), there other"),
         (COMPAT, facts(page_size=0), "page size 0"),
-        (COMPAT, Facts(page_size=4, keys_seed_check=seed_check(b"other", "model")), "cluster secret or model: ours"),
+        (COMPAT, Facts(page_size=4, keys_seed_check=seed_check(b"other", "model")), "cluster secret: ours"),
     ],
 )
-def test_an_unequal_worker_is_refused_with_both_values_named(
+def test_an_unequal_worker_serves_nothing_and_both_values_are_named(
     compat: dict[str, str], its_facts: Facts, words: str
 ) -> None:
     cluster = Cluster()
@@ -143,14 +148,12 @@ def test_a_worker_in_the_wrong_role_is_refused() -> None:
 
 
 def test_a_refused_worker_is_taken_when_the_one_it_did_not_fit_is_gone() -> None:
-    """An upgrade, decode first: the new decode worker waits until prefill is new as well."""
-    cluster, upgraded = Cluster().all_ready(), COMPAT | {"fingerprint": "model-2"}
-    cluster.die("decode-0")
-    cluster.reboot("decode-0")
-    cluster.hello("decode-0", upgraded)
-    assert "fingerprint: here model-2, on prefill-0 model" in (cluster.front.ready() or "")
+    cluster = Cluster()
+    cluster.hello("prefill-0", its_facts=FLOAT32)
+    cluster.hello("decode-0", its_facts=BFLOAT16)
+    assert "KV dtype of kv: here bfloat16, on prefill-0 float32" in (cluster.front.ready() or "")
     cluster.reboot("prefill-0")
-    cluster.hello("prefill-0", upgraded)
+    cluster.hello("prefill-0", its_facts=BFLOAT16)
     assert cluster.front.ready() is None
 
 
@@ -314,15 +317,18 @@ def test_a_decode_worker_is_told_of_known_addresses_only() -> None:
     cluster = Cluster(("prefill-0", "prefill-1", "decode-0"), member_somewhere)
     for name in ("prefill-1", "decode-0"):
         cluster.up(member(name))
+        cluster.hello(name)
     assert [p.name for p in hellos(cluster, "decode-0")[-1].peers] == ["prefill-1"]
 
 
-def test_a_decode_worker_that_is_about_to_answer_is_told_of_a_prefill_worker_too() -> None:
-    """Its answer ends the handshake: nothing would be repeated to it."""
+@pytest.mark.parametrize("order", [PAIR, PAIR[::-1]])
+def test_a_decode_worker_is_told_of_a_prefill_worker_when_both_have_answered(order: tuple[str, str]) -> None:
+    """Once: its answer is not answered."""
     cluster = Cluster(PAIR, member_somewhere)
-    cluster.up(member("decode-0"))
-    cluster.up(member("prefill-0"))
-    cluster.hello("decode-0")
+    for name in PAIR:
+        cluster.up(member(name))
+    for name in (*order, *order):
+        cluster.hello(name)
     assert [hello.peers for hello in hellos(cluster, "decode-0")] == [(), (member("prefill-0").address,)]
 
 

@@ -81,8 +81,8 @@ def test_an_unknown_dtype_is_refused() -> None:
 
 
 def test_what_computed_the_pages_may_not_differ() -> None:
-    other = replace(config(), compat=(("model", "another"),))
-    assert problems(config(), other) == ["model: ours stamp model, theirs another"]
+    other = replace(config(), compat=(("fingerprint", "another"),))
+    assert problems(config(), other) == ["fingerprint: ours stamp model, theirs another"]
 
 
 def test_a_draft_head_may_be_on_one_side_alone_or_be_another() -> None:

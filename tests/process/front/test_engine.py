@@ -18,7 +18,7 @@ from deltaserve.core.tokens import pack_u32
 from deltaserve.core.wire.messages import Cancel, Facts, Finish, FinishReason, Flush, Hello, Submit
 from deltaserve.process.front.router_engine import RouterEngine
 from deltaserve.process.links.links import Links
-from tests.control.front.cluster import COMPAT, FINGERPRINT, SECRET, facts, generation, room
+from tests.control.front.cluster import COMPAT, SECRET, facts, generation, room
 from tests.event_loops import both_loops, run_in
 from tests.patience import PATIENCE_S
 from tests.process.front.worker import FRONT, ScriptedWorker, until
@@ -34,7 +34,6 @@ class House:
             boot=Boot(1),
             workers=tuple(worker.member for worker in workers),
             cluster_secret=SECRET,
-            fingerprint=FINGERPRINT,
             kv_bytes_per_token=1e5,
             peer_lost_s=peer_lost_s,
         )

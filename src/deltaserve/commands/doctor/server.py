@@ -8,7 +8,7 @@ import httpx
 from deltaserve.commands.client.admin import AdminAnswer, ask_admin
 from deltaserve.commands.client.http_client import fault, http_client
 from deltaserve.control.cache.pages import is_crowded
-from deltaserve.control.front.workers import STATE_WORDS
+from deltaserve.control.front.known_worker import STATE_WORDS
 from deltaserve.control.peer.table import PeerState
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.findings import Level, Line

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from deltaserve.control.front.workers import STATE_WORDS
+from deltaserve.control.front.known_worker import STATE_WORDS
 
 Series = Mapping[str, float]
 """`name{label="x"}` |-> value."""
@@ -49,6 +49,8 @@ class WorkerFigures:
     name: str
     role: str
     state: str
+    revision: str | None
+    """Revision of the model; None: it has not told yet, or the server tells of none."""
     running: int
     waiting: int
     pools: tuple[PoolUse, ...]
@@ -169,6 +171,7 @@ def _worker(now: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: f
         name=now["name"],
         role=now["role"],
         state="leaving" if now.get("leaving") else "draining" if status.get("draining") else _WORDS[now["state"]],
+        revision=now.get("revision"),
         running=status.get("num_running", 0),
         waiting=status.get("num_waiting", 0),
         pools=tuple(_pools(status)),

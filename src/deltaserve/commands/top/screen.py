@@ -41,12 +41,13 @@ def _table(server: ServerFigures) -> Table:
         table.add_column(name, justify="right")
     table.add_column("pages: # used, = cached, . free", no_wrap=True)
     table.add_column("besides")
+    revisions = {worker.revision for worker in server.workers} - {None}
     for worker in server.workers:
-        table.add_row(*_row(worker))
+        table.add_row(*_row(worker, shows_revision=len(revisions) > 1))
     return table
 
 
-def _row(worker: WorkerFigures) -> Iterator[RenderableType]:
+def _row(worker: WorkerFigures, *, shows_revision: bool) -> Iterator[RenderableType]:
     yield worker.name
     yield worker.role
     yield Text(worker.state, style=_STATE_STYLES.get(worker.state, "red"))
@@ -56,7 +57,8 @@ def _row(worker: WorkerFigures) -> Iterator[RenderableType]:
     yield seconds(worker.step_s or None)
     yield _ABSENT if worker.bytes_per_s is None else size(int(worker.bytes_per_s))
     yield "\n".join(map(bar, worker.pools)) or _ABSENT
-    yield ", ".join(_besides(worker))
+    revision = [f"revision {worker.revision or 'not told'}"] if shows_revision else []
+    yield ", ".join([*revision, *_besides(worker)])
 
 
 def _besides(worker: WorkerFigures) -> Iterator[str]:

@@ -50,9 +50,9 @@ class Choice:
 
 
 class PairPolicy(Protocol):
-    """Chooses a pair; there is at least one."""
+    """Chooses a pair within one of several pools, each of which has one."""
 
-    def choose(self, prompt_len: int, workers: Choosable, prices: Prices) -> Choice: ...
+    def choose(self, prompt_len: int, pools: Sequence[Choosable], prices: Prices) -> Choice: ...
 
 
 class LowestTtft:
@@ -61,7 +61,11 @@ class LowestTtft:
     Of an expert group, whose members' steps take equally long, ties go first to the member that has most of the prompt.
     """
 
-    def choose(self, prompt_len: int, workers: Choosable, prices: Prices) -> Choice:
+    def choose(self, prompt_len: int, pools: Sequence[Choosable], prices: Prices) -> Choice:
+        return min((self._best(prompt_len, pool, prices) for pool in pools), key=_rank)
+
+    @staticmethod
+    def _best(prompt_len: int, workers: Choosable, prices: Prices) -> Choice:
         heat = _Heat.of(prompt_len, workers)
 
         def computing_rank(side: Computing) -> tuple[int, float, str]:
@@ -75,17 +79,19 @@ class LowestTtft:
             kept = side.hit if side.load.is_in_group else 0
             return round(price / _TIE_S), -kept, side.load.num_rooms, side.load.worker
 
-        def pair_rank(choice: Choice) -> tuple[int, float, float, str]:
-            computing, keeping = choice.pair.computing.load, choice.pair.keeping.load
-            price = choice.estimate.ttft_s + choice.estimate.prefill_s * _COST_TO_OTHERS
-            return round(price / _TIE_S), keeping.num_rooms, computing.queue_tokens, keeping.worker
-
         pairs = list(workers.unified)
         if workers.computing and workers.keeping:
             computing, keeping = min(workers.computing, key=computing_rank), min(workers.keeping, key=keeping_rank)
             pairs.append(Candidate(computing, keeping))
         choices = [Choice(pair, estimate(prompt_len, heat.pair(pair), prices)) for pair in pairs]
-        return min(choices, key=pair_rank)
+        return min(choices, key=_rank)
+
+
+def _rank(choice: Choice) -> tuple[int, float, float, str]:
+    """The lowest is chosen."""
+    computing, keeping = choice.pair.computing.load, choice.pair.keeping.load
+    price = choice.estimate.ttft_s + choice.estimate.prefill_s * _COST_TO_OTHERS
+    return round(price / _TIE_S), keeping.num_rooms, computing.queue_tokens, keeping.worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,19 +129,20 @@ class RoundRobin:
     def __init__(self) -> None:
         self._num_chosen = 0
 
-    def choose(self, prompt_len: int, workers: Choosable, prices: Prices) -> Choice:
-        computing = sorted(workers.computing, key=lambda side: side.load.worker)
+    def choose(self, prompt_len: int, pools: Sequence[Choosable], prices: Prices) -> Choice:
         turn = self._num_chosen
         self._num_chosen += 1
-        alone = {pair.keeping.load.worker: pair for pair in workers.unified}
-        keeping = {side.load.worker: side for side in workers.keeping} if computing else {}
+        alone = {pair.keeping.load.worker: pair for pool in pools for pair in pool.unified}
+        keeping = {side.load.worker: (side, pool) for pool in pools if pool.computing for side in pool.keeping}
         names = sorted({*alone, *keeping})
         name = names[turn % len(names)]
         if name in alone:
             return Choice(alone[name], estimate(prompt_len, alone[name], prices))
+        side, pool = keeping[name]
+        computing = sorted(pool.computing, key=lambda side: side.load.worker)
         # One step further after each full cycle: all pairs occur, not just one diagonal.
         shift = turn // math.lcm(len(names), len(computing))
-        pair = Candidate(computing[(turn + shift) % len(computing)], keeping[name])
+        pair = Candidate(computing[(turn + shift) % len(computing)], side)
         return Choice(pair, estimate(prompt_len, pair, prices))
 
 

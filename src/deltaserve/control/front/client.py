@@ -62,6 +62,8 @@ class WorkerStats:
     """State of its link."""
     url: str | None = None
     """Where it listens; None: not known yet."""
+    revision: str | None = None
+    """Name of its revision: equal among workers that serve a request together. None: it has not told yet."""
     leaving: bool = False
     refusal: str | None = None
     breaker: str = "closed"

@@ -91,10 +91,10 @@ class FrontConfig:
     workers: tuple[Member, ...]
     """Known from the start, with or without their addresses; others may come by WorkerUp."""
     cluster_secret: bytes
-    fingerprint: str
-    """Fingerprint of the model; with the secret it seeds every page key chain."""
     kv_bytes_per_token: float
     """Bytes a missing token costs on the wire, all ranks together."""
+    tokenizer: str = ""
+    """Hash of the front's tokenizer, chat template and end tokens: workers must say the same."""
     transfer_bytes_per_s: float = 4e9
     prefill_tokens_per_s: float = 2000.0
     """Assumed of a prefill worker until it reports what it measured."""

@@ -13,11 +13,12 @@ from deltaserve.control.front.balance import POLICIES
 from deltaserve.control.front.client import EngineStats, Generation, Limits, RoleAnswer, UnknownWorker
 from deltaserve.control.front.events import FlushAsked, FrontAction, FrontConfig, FrontEvent, WorkerLeaves, WorkerUp
 from deltaserve.control.front.half_placing import HalfPlacer
+from deltaserve.control.front.known_worker import Worker
 from deltaserve.control.front.lifecycle import Lifecycle
 from deltaserve.control.front.placing import Placer
 from deltaserve.control.front.retry import Cause
 from deltaserve.control.front.streams import KeyedSample, LiveRoom, Rooms
-from deltaserve.control.front.workers import Worker, Workers
+from deltaserve.control.front.workers import Workers
 from deltaserve.control.peer.link import FrameIn, LinkBroken, PeerDied
 from deltaserve.core.errors import ConfigError, DeadlineTooShort, FailReason, IntegrityError, RequestFailed
 from deltaserve.core.ids import PeerName, Role, Room
@@ -187,8 +188,8 @@ class FrontCore:
         if refusal is not None:
             raise RequestFailed(FailReason.NO_PEER, refusal)
 
-        def seed(page_size: int) -> bytes:
-            return seed_key(config.cluster_secret, config.fingerprint, page_size, generation.namespace)
+        def seed(fingerprint: str, page_size: int) -> bytes:
+            return seed_key(config.cluster_secret, fingerprint, page_size, generation.namespace)
 
         sample = KeyedSample(generation, PromptKeys(seed, generation.prompt))
         deadline = now + generation.deadline_s

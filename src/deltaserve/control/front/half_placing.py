@@ -2,9 +2,11 @@
 
 from deltaserve.control.front.balance import Choice
 from deltaserve.control.front.events import FrontConfig
-from deltaserve.control.front.placing import Eligible, Placer
+from deltaserve.control.front.known_worker import Worker
+from deltaserve.control.front.placing import Placer
+from deltaserve.control.front.pools import Pool
 from deltaserve.control.front.streams import KeyedSample, Placement
-from deltaserve.control.front.workers import Worker, Workers
+from deltaserve.control.front.workers import Workers
 from deltaserve.core.errors import FailReason, RequestFailed
 from deltaserve.core.ids import PeerName, Role
 
@@ -19,12 +21,18 @@ class HalfPlacer(Placer):
     def choose(self, sample: KeyedSample, now: float, without: PeerName | None = None) -> Choice:
         """The pair of the sample's prefill worker and this front's decode worker, or this front's worker alone. Raises
         RequestFailed NO_PEER."""
-        own = [w for w in self._half_workers.of(self._half_workers.alone_role) if w.name != without]
-        named = self._named(sample)
-        eligible = Eligible([], [], own) if named is None else Eligible(named, own, [])
-        if not eligible.has_pair:
-            raise RequestFailed(FailReason.NO_PEER, self._half_workers.shortage() or "no worker is ready")
-        return self._best(sample, eligible, now)
+        workers = self._half_workers
+        own = [w for w in workers.of(workers.alone_role) if w.name != without and sample.may_use(w.revision)]
+        revision, named = own[0].revision if own else None, self._named(sample)
+        if named is None:
+            pool = Pool(revision, unified=own)
+        else:
+            pool = Pool(revision, [worker for worker in named if worker.revision == revision], own)
+        if not pool.has_pair:
+            problems = [problem for worker in named or () if (problem := workers.problem_of(worker)) is not None]
+            words = "; ".join(problems) or workers.shortage() or "no worker is ready"
+            raise RequestFailed(FailReason.NO_PEER, words)
+        return self._best(sample, [pool], now)
 
     def check_held(self, sample: KeyedSample, now: float) -> None:
         """Nothing is known of it before the workers are there."""
@@ -37,7 +45,9 @@ class HalfPlacer(Placer):
 
     def _prefills_for(self, sample: KeyedSample, failed: Placement) -> list[Worker]:
         decode = self._half_workers.get(failed.decode)
-        return self._named(sample) or [] if decode is not None and decode.is_ready else []
+        if decode is None or not decode.is_ready:
+            return []
+        return [worker for worker in self._named(sample) or () if worker.revision == decode.revision]
 
     def _named(self, sample: KeyedSample) -> list[Worker] | None:
         """The prefill worker that the sample names, where it takes rooms; None: it names none."""

@@ -9,10 +9,11 @@ import msgspec
 from deltaserve.control.front.balance import Choice
 from deltaserve.control.front.client import OutputDelta
 from deltaserve.control.front.events import Deliver, Fail, FrontAction, FrontConfig
+from deltaserve.control.front.known_worker import Worker
 from deltaserve.control.front.placing import Placer
 from deltaserve.control.front.retry import Cause, Remedy, blame, cause_of, told, waits_for_workers
 from deltaserve.control.front.streams import LiveRoom, RoomEvent, Rooms, RoomState, unseen
-from deltaserve.control.front.workers import Worker, Workers
+from deltaserve.control.front.workers import Workers
 from deltaserve.core.errors import FailReason, RequestFailed
 from deltaserve.core.ids import PeerName, Room
 from deltaserve.core.tokens import TOKEN_BYTES, pack_u32, unpack_u32
@@ -195,8 +196,18 @@ class Lifecycle:
             try:
                 choice = self._placer.choose(live.sample, now)
             except RequestFailed:
-                continue  # whoever is there is too small for it
+                self._end_if_left_behind(live, now)
+                continue  # whoever is there is too small for it, or of another revision
             self._place(live, choice, now)
+
+    def _end_if_left_behind(self, live: LiveRoom, now: float) -> None:
+        """What other revisions serve by now, and its own not any more, does not wait until its deadline."""
+        revision = live.sample.revision
+        if revision is not None and not self._workers.may_serve(revision, now):
+            text = (
+                f"it began on revision {revision} of the model, whose workers have left: another would go on otherwise"
+            )
+            self._end(live, FailReason.NO_PEER, text)
 
     def end_unmet(self, now: float) -> None:
         """What has not begun, and names a prefill worker that does not answer, fails."""
@@ -206,9 +217,9 @@ class Lifecycle:
             if named is None or since is None or now < since + self._meet_s:
                 continue
             worker = self._workers.get(PeerName(named.name))
-            if worker is None or not worker.takes_rooms:
-                words = f"{named.name}: unknown" if worker is None else worker.describe()
-                self._end(live, FailReason.NO_PEER, words)
+            problem = f"{named.name}: unknown" if worker is None else self._workers.problem_of(worker)
+            if problem is not None:
+                self._end(live, FailReason.NO_PEER, problem)
                 gone += [] if worker is None else [worker]
         for worker in gone:
             self._workers.leave(worker, 0.0, now)  # it is dialled anew for the next one that names it
@@ -355,6 +366,7 @@ class Lifecycle:
             return
         num_known = live.num_tokens - run.start
         if len(tokens) > num_known:
+            live.begins_on(worker.revision)
             self._take_tokens(live, run, num_known, now)
 
     def on_next_tokens(self, worker: Worker, message: NextTokens, now: float) -> None:
@@ -406,6 +418,7 @@ class Lifecycle:
         if values is None:
             self._start_over(live, f"prompt logprobs {live.num_prompt_logprobs} .. {message.start - 1} never came", now)
         elif values:
+            live.begins_on(worker.revision)
             live.num_prompt_logprobs += len(values)
             self._emit(Deliver(live.room, OutputDelta(prompt_logprobs=tuple(values))))
             self._deliver_held(live)
@@ -451,7 +464,7 @@ def _submit(live: LiveRoom, decode: Worker, prefill: PeerAddress | None, now: fl
         epoch=live.epoch,
         prompt=generation.prompt + pack_u32(live.output),
         prompt_len=live.prompt_len,
-        keys=live.sample.keys.of(decode.facts.page_size),
+        keys=live.sample.keys.of(decode.fingerprint, decode.facts.page_size),
         namespace=generation.namespace,
         sampling=sampling,
         prefill=prefill,

@@ -2,33 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from deltaserve.control.front.balance import POLICIES, Choice, Choosable
 from deltaserve.control.front.breaker import Breakers
 from deltaserve.control.front.client import Limits, WorkerStats
 from deltaserve.control.front.estimate import Candidate, Computing, Keeping, Prices, local_len
 from deltaserve.control.front.events import FrontConfig
+from deltaserve.control.front.known_worker import Worker
 from deltaserve.control.front.load import Assumed, decode_loads, prefill_loads
+from deltaserve.control.front.pools import Pool
 from deltaserve.control.front.residency import Residency
 from deltaserve.control.front.retry import Cause, Remedy
 from deltaserve.control.front.streams import KeyedSample, Placement, Rooms
-from deltaserve.control.front.workers import Worker, Workers
+from deltaserve.control.front.workers import Workers
 from deltaserve.core.errors import FailReason, IntegrityError, RequestFailed
-from deltaserve.core.ids import PeerName, Role
+from deltaserve.core.ids import PeerName
 from deltaserve.core.wire.messages import CacheUse
-
-
-class Eligible(NamedTuple):
-    """Workers to choose among: any prefill with any decode, or a unified one alone."""
-
-    prefills: list[Worker]
-    decodes: list[Worker]
-    unified: list[Worker]
-
-    @property
-    def has_pair(self) -> bool:
-        return bool((self.prefills and self.decodes) or self.unified)
 
 
 class Placer:
@@ -50,18 +39,14 @@ class Placer:
 
     def choose(self, sample: KeyedSample, now: float, without: PeerName | None = None) -> Choice:
         """The best pair now. Raises RequestFailed: NO_PEER, or TOO_LONG where pairs are there but too small."""
-        prefills = self._workers.of(Role.PREFILL)
-        decodes = [w for w in self._workers.of(Role.DECODE) if w.name != without]
-        unified = [w for w in self._workers.of(Role.UNIFIED) if w.name != without]
-        if not (prefills and decodes) and not unified:
-            raise RequestFailed(FailReason.NO_PEER, self._workers.shortage() or "no worker is ready")
-        return self._best(sample, _fitting(sample, Eligible(prefills, decodes, unified)), now)
+        pools = [pool.without_decode(without) for pool in self._workers.pools() if sample.may_use(pool.revision)]
+        if not any(pool.has_pair for pool in pools):
+            raise RequestFailed(FailReason.NO_PEER, self._workers.shortage() or "no other pair of workers is ready")
+        return self._best(sample, _fitting(sample, pools), now)
 
     def check_held(self, sample: KeyedSample, now: float) -> None:
         """Raises RequestFailed TOO_LONG where neither who is there nor who is expected back can hold it."""
-        takers = self._workers.takers(now)
-        kinds = [[w for w in takers if w.next_role is role] for role in (Role.PREFILL, Role.DECODE, Role.UNIFIED)]
-        _fitting(sample, Eligible(*kinds))
+        _fitting(sample, self._workers.takers(now))
 
     def choose_next(self, sample: KeyedSample, failed: Placement, remedy: Remedy, now: float) -> Choice:
         """Where to try a room again. Raises RequestFailed as `choose` does."""
@@ -74,31 +59,37 @@ class Placer:
             return self.choose(sample, now, without=failed.decode)
         if remedy is Remedy.NEXT_PREFILL and failed.prefill is None:
             return self.choose(sample, now)
+        decode = self._worker(failed.decode)
         others = [w for w in self._prefills_for(sample, failed) if w.name != failed.prefill]
         if remedy is Remedy.OTHER_PAIR:
             try:
                 return self.choose(sample, now, without=failed.decode)
             except RequestFailed:
-                return self._best(sample, Eligible(others, [self._worker(failed.decode)], []), now)
+                return self._best(sample, [Pool(decode.revision, others, [decode])], now)
         again = self._prefills_for(sample, failed) if remedy is Remedy.NEXT_PREFILL else []
-        prefills = others or again
-        return self._best(sample, Eligible(prefills, [self._worker(failed.decode)], []), now)
+        return self._best(sample, [Pool(decode.revision, others or again, [decode])], now)
 
     def _prefills_for(self, sample: KeyedSample, failed: Placement) -> list[Worker]:
-        """Prefill workers that could serve the decode worker that has the room."""
-        if failed.prefill is None or not self._worker(failed.decode).is_ready:
+        """Prefill workers that could serve the decode worker that has the room: those of its revision."""
+        decode = self._worker(failed.decode)
+        if failed.prefill is None or not decode.is_ready or not sample.may_use(decode.revision):
             return []
-        return [w for w in self._workers.of(Role.PREFILL) if _holds(w, sample.prompt_len)]
+        return [w for w in self._workers.pool(decode.revision).prefills if _holds(w, sample.prompt_len)]
 
-    def _best(self, sample: KeyedSample, fitting: Eligible, now: float) -> Choice:
-        if not fitting.has_pair:
+    def _best(self, sample: KeyedSample, fitting: Sequence[Pool], now: float) -> Choice:
+        pools = [self._choosable(sample, pool, now) for pool in fitting if pool.has_pair]
+        if not pools:
             raise RequestFailed(FailReason.NO_PEER, "no other worker to try")
-        prefills, decodes, unified = (self._advised(ws, now) for ws in fitting)
+        return self._policy.choose(sample.prompt_len, pools, self._prices)
+
+    def _choosable(self, sample: KeyedSample, pool: Pool, now: float) -> Choosable:
+        prefills, decodes, unified = (
+            self._advised(workers, now) for workers in (pool.prefills, pool.decodes, pool.unified)
+        )
         computing = self._computing(sample, [*prefills, *unified], now)
         keeping = self._keeping(sample, [*decodes, *unified], now)
         alone = zip(computing[len(prefills) :], keeping[len(decodes) :], strict=True)
-        workers = Choosable(computing[: len(prefills)], keeping[: len(decodes)], [Candidate(c, k) for c, k in alone])
-        return self._policy.choose(sample.prompt_len, workers, self._prices)
+        return Choosable(computing[: len(prefills)], keeping[: len(decodes)], [Candidate(c, k) for c, k in alone])
 
     def _computing(self, sample: KeyedSample, workers: Sequence[Worker], now: float) -> list[Computing]:
         loads = prefill_loads([w.report(now) for w in workers], self._assumed)
@@ -119,7 +110,7 @@ class Placer:
         if sample.generation.cache is CacheUse.BYPASS:
             return 0
         page_size = worker.facts.page_size
-        return self.residency.hit_len(worker.name, sample.keys.of(page_size), page_size, now)
+        return self.residency.hit_len(worker.name, sample.keys.of(worker.fingerprint, page_size), page_size, now)
 
     # ------------------------------------------------------------ accounts
 
@@ -141,7 +132,7 @@ class Placer:
             worker.own_rooms += 1
             self.breakers.chosen(name, now)
             if sample.generation.cache is CacheUse.NORMAL:
-                self.residency.expect(name, sample.keys.of(worker.facts.page_size), now)
+                self.residency.expect(name, sample.keys.of(worker.fingerprint, worker.facts.page_size), now)
         computes, keeps = self._worker(placement.computing), self._worker(placement.decode)
         computes.own_tokens += placement.compute_tokens
         computes.unseen.compute_tokens += placement.compute_tokens
@@ -181,9 +172,9 @@ class Placer:
         return worker
 
     def without_prefill(self, placement: Placement) -> Placement:
-        """The placement of a room whose prompt was computed, with another prefill worker, where there is one: to be
-        used if the answer has to be computed again."""
-        others = self._workers.of(Role.PREFILL)
+        """The placement of a room whose prompt was computed, with another prefill worker, where its revision has one:
+        to be used if the answer has to be computed again."""
+        others = self._workers.pool(self._worker(placement.decode).revision).prefills
         return replace(placement, prefill=others[0].name) if others else placement
 
     def forget(self, worker: PeerName) -> None:
@@ -196,16 +187,21 @@ class Placer:
     def left_alone(self, now: float) -> str | None:
         """Why a room would most likely fail although there is a pair: of some kind every circuit is open, and no pause
         is over. None else; without any room it is None again soon, so whoever heeds it comes back."""
-        unified, *apart = (self._workers.of(role) for role in (Role.UNIFIED, Role.PREFILL, Role.DECODE))
-        kinds = [unified] if unified else apart
+        open_ones = [self._open_kinds(pool, now) for pool in self._workers.pools() if pool.has_pair]
+        names = ", ".join(worker.name for of_pool in open_ones for worker in of_pool)
+        return f"{names}: one request after the other fails there" if names and all(open_ones) else None
+
+    def _open_kinds(self, pool: Pool, now: float) -> list[Worker]:
+        """Workers of those kinds of which every circuit is open; none: the pool can be tried."""
+        kinds = [pool.unified] if pool.unified else [pool.prefills, pool.decodes]
         open_ones = [kind for kind in kinds if not any(self.breakers.may_try(w.name, now) for w in kind)]
-        names = ", ".join(worker.name for kind in open_ones for worker in kind)
-        return f"{names}: one request after the other fails there" if names else None
+        return [worker for kind in open_ones for worker in kind]
 
     def limits(self, now: float) -> Limits:
-        """What every worker that takes rooms can take. Precondition: there is one, or one is expected back."""
-        holders = self._workers.takers(now)
-        keepers = [w for w in holders if w.next_role is not Role.PREFILL]
+        """What every pair that takes rooms can take. Precondition: there is one, or one is expected back."""
+        pools = [pool for pool in self._workers.takers(now) if self._workers.is_enough(pool)]
+        holders = [worker for pool in pools for worker in pool.workers]
+        keepers = [worker for pool in pools for worker in (*pool.decodes, *pool.unified)]
         context_len = min((w.facts.max_context_len for w in holders if w.facts.max_context_len), default=_UNLIMITED)
         total_len = min((w.pool_tokens for w in keepers if w.pool_tokens), default=context_len)
         return Limits(
@@ -221,6 +217,7 @@ class Placer:
             role=worker.role.value,
             state=worker.peer.state.value,
             url=worker.member.url,
+            revision=None if worker.revision is None else str(worker.revision),
             leaving=worker.leaves_at is not None,
             refusal=worker.refusal,
             breaker=self.breakers.state(worker.name).value,
@@ -252,16 +249,20 @@ class Placer:
                 raise IntegrityError(f"{worker.name}: (tokens, rooms, output tokens) booked {booked}, found {found}")
 
 
-def _fitting(sample: KeyedSample, workers: Eligible) -> Eligible:
+def _fitting(sample: KeyedSample, pools: Sequence[Pool]) -> list[Pool]:
     """The workers large enough for the sample. Precondition: there is a pair. Raises RequestFailed TOO_LONG when
     none is."""
-    fitting = Eligible(
-        [w for w in workers.prefills if _holds(w, sample.prompt_len)],
-        [w for w in workers.decodes if _holds(w, sample.total_len)],
-        [w for w in workers.unified if _holds(w, sample.total_len)],
-    )
-    if not fitting.has_pair:
-        largest = max(_capacity(w) for w in (*workers.decodes, *workers.unified))
+    fitting = [
+        Pool(
+            pool.revision,
+            [w for w in pool.prefills if _holds(w, sample.prompt_len)],
+            [w for w in pool.decodes if _holds(w, sample.total_len)],
+            [w for w in pool.unified if _holds(w, sample.total_len)],
+        )
+        for pool in pools
+    ]
+    if not any(pool.has_pair for pool in fitting):
+        largest = max(_capacity(w) for pool in pools for w in (*pool.decodes, *pool.unified))
         text = f"prompt of {sample.prompt_len} tokens, {sample.total_len} with the output, limit {largest}"
         raise RequestFailed(FailReason.TOO_LONG, text)
     return fitting

@@ -15,6 +15,7 @@ import msgspec
 
 from deltaserve.control.front.client import Generation, OutputDelta
 from deltaserve.control.front.retry import Retries
+from deltaserve.control.peer.revision import Revision
 from deltaserve.control.sched.ending import finish_of
 from deltaserve.core.errors import IntegrityError
 from deltaserve.core.ids import PeerName, Room
@@ -89,6 +90,11 @@ class KeyedSample:
 
     generation: Generation
     keys: PromptKeys
+    revision: Revision | None = None
+    """The only one whose workers may serve it, because it has begun there. None: any."""
+
+    def may_use(self, revision: Revision | None) -> bool:
+        return self.revision is None or self.revision == revision
 
     @property
     def prompt_len(self) -> int:
@@ -183,11 +189,18 @@ class LiveRoom:
         known = self.output[start : start + len(tokens)]
         return known != list(tokens[: len(known)])
 
+    def begins_on(self, revision: Revision | None) -> None:
+        """Something of the answer is computed by a revision: no other one may go on with it."""
+        if self.sample.revision is None:
+            self.sample = replace(self.sample, revision=revision)
+
     def forget_held(self) -> None:
         """Tokens that were not delivered, because prompt logprobs are missing, are to be generated anew with those."""
         if not self.has_prompt_logprobs:
             self.output.clear()
             self.held.clear()
+            if self.num_prompt_logprobs == 1:
+                self.sample = replace(self.sample, revision=None)
 
     def heard(self, now: float) -> None:
         """Note that decode has the room."""

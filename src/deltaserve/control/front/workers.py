@@ -1,11 +1,12 @@
 """The registry: which workers there are, whether they are there, fit together, and how loaded they are.
 
-A worker is dialled as soon as it is known where it listens, and sent a Hello until it answers. Its answer is checked
-against those in use, in configuration order: all have equal `compat` maps, and pages can move between each prefill and
-each decode worker (control/peer/page_fit.py). Who differs is refused, with both values named, until the other or the
-worker itself is gone.
+A worker is dialled as soon as it is known where it listens, and sent a Hello until it answers. Its answer says which
+revision it is of (control/peer/revision.py). Workers of one revision are a pool (pools.py): rooms are placed within
+one, and decode workers are told of the prefill workers of theirs alone, once both have answered. Within a pool pages
+must be able to move between each prefill and each decode worker (control/peer/page_fit.py): who does not fit those in
+use is refused, with both values named, until the other or the worker itself is gone.
 
-Rooms are taken while there is a pair, and also while the pair is complete with workers that are expected back:
+Rooms are taken while there is a pair, and also while a pair is complete with workers that are expected back:
 
     was in use once, its process ended (whoever starts it says so)     expected until it is there
     was in use, cannot be reached                                      expected for `come_back_s`
@@ -16,18 +17,20 @@ Rooms are taken while there is a pair, and also while the pair is complete with 
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from deltaserve.control.front.client import RoleAnswer, RoleRefused
 from deltaserve.control.front.events import FrontConfig, Member
-from deltaserve.control.front.load import LoadReport, Unseen
+from deltaserve.control.front.known_worker import Worker
+from deltaserve.control.front.load import Unseen
+from deltaserve.control.front.pools import Pool, fellows_missing, pools_of
 from deltaserve.control.front.wellness import Wellness
 from deltaserve.control.peer.handshake import Handshake, Received, Reception
 from deltaserve.control.peer.link import Dial, HangUp, LinkAction, SendFrame
-from deltaserve.control.peer.page_fit import CHANGEABLE, misfit
-from deltaserve.control.peer.table import Patience, Peer, PeerEvent, PeerState, PeerTable
+from deltaserve.control.peer.page_fit import CHANGEABLE, FrontTerms, misfit
+from deltaserve.control.peer.revision import Revision, revision_of
+from deltaserve.control.peer.table import Patience, PeerEvent, PeerState, PeerTable
 from deltaserve.core.ids import PeerName, Role
-from deltaserve.core.keys import seed_check
 from deltaserve.core.wire.messages import (
     ChangeRole,
     Envelope,
@@ -40,128 +43,8 @@ from deltaserve.core.wire.messages import (
     Status,
 )
 
-STATE_WORDS = {
-    PeerState.UNKNOWN: "not connected",
-    PeerState.GREETING: "starting or unreachable",
-    PeerState.READY: "ready",
-    PeerState.REFUSED: "refused",
-    PeerState.LOST: "lost",
-}
-"""A worker's link, as users are told of it."""
 MOST_WORKERS = 256
 """Workers of one front: each decode worker is told of all prefill workers, whenever one joins."""
-
-
-@dataclass(slots=True)
-class Worker:
-    """One configured worker, and what this front put there."""
-
-    member: Member
-    peer: Peer
-    refusal: str | None = None
-    """Why it is not used, both values named."""
-    status: Status | None = None
-    status_at: float = 0.0
-    wellness: Wellness = field(default_factory=Wellness)
-    complaint: str | None = None
-    """What its last report says is wrong with it."""
-    unseen: Unseen = field(default_factory=Unseen)
-    """Load placed there since `status_at`."""
-    own_tokens: int = 0
-    """Tokens to compute of rooms placed here that have no first token."""
-    own_rooms: int = 0
-    """Rooms placed here; on prefill only until their first token."""
-    own_output_tokens: int = 0
-    """What rooms placed here for decoding are expected to produce."""
-    away_since: float | None = None
-    """When the worker, in the same life, began to take us for lost: it may still have our rooms. None: it does not."""
-    expected_until: float | None = None
-    """Time until which it is expected back, should it not be there. None: not at all."""
-    last_facts: Facts | None = None
-    """Facts of the life in which it was in use last; None: it never was."""
-    next_hello: float = 0.0
-    hello_pause_s: float = 0.0
-    role: Role = field(init=False)
-    """Configured role, until its Hello says that it was changed since."""
-    asked: ChangeRole | None = None
-    """What it is to become: repeated until it has."""
-    leaves_at: float | None = None
-    """It is to leave: when its rooms are moved elsewhere. None: it stays."""
-
-    def __post_init__(self) -> None:
-        self.role = self.member.role
-
-    @property
-    def name(self) -> PeerName:
-        return self.peer.name
-
-    @property
-    def is_found(self) -> bool:
-        """Whether it is known where it listens."""
-        return self.member.url is not None
-
-    @property
-    def is_ready(self) -> bool:
-        return self.peer.is_ready
-
-    @property
-    def takes_rooms(self) -> bool:
-        """Ready, and not about to leave."""
-        is_staying = self.status is None or (self.status.ready and not self.status.draining)
-        is_free = self.complaint is None and self.asked is None and self.leaves_at is None
-        return self.is_ready and is_staying and is_free
-
-    def is_expected(self, now: float) -> bool:
-        """Whether it takes no rooms now, and will soon."""
-        if self.peer.state is PeerState.REFUSED or self.leaves_at is not None:
-            return False
-        if self.is_ready:
-            return self.asked is not None
-        return self.expected_until is not None and now < self.expected_until
-
-    @property
-    def next_role(self) -> Role:
-        """What it is, or is about to be."""
-        return self.role if self.asked is None else self.asked.role
-
-    @property
-    def facts(self) -> Facts:
-        """Facts of its present life, or of the former one while a new one has not told; empty before its first
-        Hello."""
-        return self.peer.hello.facts if self.peer.hello else self.last_facts or Facts()
-
-    @property
-    def pool_tokens(self) -> int:
-        """Tokens of the pool that keeps every page, the first; 0 while the worker tells of none."""
-        return next(iter(self.facts.pool_pages), 0) * self.facts.page_size
-
-    def report(self, now: float) -> LoadReport:
-        return LoadReport(
-            worker=self.name,
-            status=self.status,
-            age_s=now - self.status_at,
-            pool_tokens=self.pool_tokens,
-            max_running=self.facts.max_running,
-            own_tokens=self.own_tokens,
-            own_rooms=self.own_rooms,
-            own_output_tokens=self.own_output_tokens,
-            unseen=self.unseen,
-            group=self.member.group,
-        )
-
-    def describe(self) -> str:
-        """One clause for `ready()`: why this worker takes no rooms."""
-        if self.leaves_at is not None:
-            return f"{self.name}: leaving"
-        if self.refusal is not None:
-            return f"{self.name}: {self.refusal}"
-        if not self.is_found:
-            return f"{self.name}: not started yet"
-        if not self.is_ready:
-            return f"{self.name}: {STATE_WORDS[self.peer.state]}"
-        if self.asked is not None:
-            return f"{self.name}: changing from {self.role.value} to {self.asked.role.value}"
-        return f"{self.name}: {self.complaint or ('draining' if self.status and self.status.draining else 'not ready')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +71,7 @@ class Workers:
         self._workers: dict[PeerName, Worker] = {}
         for member in config.workers:
             self._workers[member.name] = Worker(member, self.table.get(member.name))
-        self._seed_check = seed_check(config.cluster_secret, config.fingerprint)
+        self._terms = FrontTerms(config.cluster_secret, config.tokenizer)
         self._next_beat = 0.0
 
     @property
@@ -201,11 +84,15 @@ class Workers:
     def get(self, name: PeerName) -> Worker | None:
         return self._workers.get(name)
 
-    def of(self, role: Role) -> list[Worker]:
-        """Workers of a role that take rooms now, in configuration order. None of a group of which one is missing: it
-        cannot compute, and all of it are about to end."""
+    def pools(self) -> list[Pool]:
+        """Workers that take rooms now, by revision, in configuration order. None of a group of which one is missing:
+        it cannot compute, and all of it are about to end."""
         maimed = {w.member.group for w in self._workers.values() if not w.is_ready} - {None}
-        return [w for w in self._workers.values() if w.role is role and w.takes_rooms and w.member.group not in maimed]
+        return pools_of(w for w in self._workers.values() if w.takes_rooms and w.member.group not in maimed)
+
+    def pool(self, revision: Revision | None) -> Pool:
+        """Workers of a revision that take rooms now; without any where there are none."""
+        return next((pool for pool in self.pools() if pool.revision == revision), Pool(revision))
 
     def address(self, name: PeerName) -> PeerAddress:
         return self._workers[name].member.address
@@ -215,26 +102,49 @@ class Workers:
         """Role of workers that serve a room without another one."""
         return self._config.half or Role.UNIFIED
 
+    def of(self, role: Role) -> list[Worker]:
+        """Workers of a role that take rooms now, of all revisions."""
+        return [worker for pool in self.pools() for worker in pool.of(role)]
+
+    def is_enough(self, pool: Pool) -> bool:
+        """Whether a room can be placed there: on a pair, or on the one worker that this front speaks for."""
+        half = self._config.half
+        return pool.has_pair if half is None else bool(pool.of(half))
+
     def shortage(self) -> str | None:
         """Why no room can be taken: every worker that takes none, and why. None when there is a pair."""
-        half = self._config.half
-        if self.of(self.alone_role) or (half is None and self.of(Role.PREFILL) and self.of(Role.DECODE)):
+        half, pools = self._config.half, self.pools()
+        if any(map(self.is_enough, pools)):
             return None
         roles = {worker.role for worker in self}
         needed = (Role.PREFILL, Role.DECODE) if half is None else (half,)
         missing = [role.value for role in needed if not {role, Role.UNIFIED} & roles]
         absent = [f"no {' and no '.join(missing)} worker is known"] if missing else []
-        return "; ".join([*(w.describe() for w in self if not w.takes_rooms), *absent])
+        lone = (f"{name}: {words}" for name, words in fellows_missing(pools).items())
+        return "; ".join([*(w.describe() for w in self if not w.takes_rooms), *lone, *absent])
 
-    def takers(self, now: float) -> list[Worker]:
-        """Workers that take rooms now, or will soon."""
-        return [w for w in self._workers.values() if w.takes_rooms or w.is_expected(now)]
+    def lone(self) -> dict[PeerName, str]:
+        """Workers that take rooms and get none, for want of another half of their revision |-> why."""
+        return fellows_missing(self.pools())
+
+    def problem_of(self, worker: Worker) -> str | None:
+        """Why it gets no rooms; None: it does."""
+        lone = self.lone().get(worker.name)
+        return worker.describe() if not worker.takes_rooms else None if lone is None else f"{worker.name}: {lone}"
+
+    def takers(self, now: float) -> list[Pool]:
+        """Workers that take rooms now, or will soon, in the roles that they will have then."""
+        takers = (w for w in self._workers.values() if w.takes_rooms or w.is_expected(now))
+        return pools_of(takers, lambda worker: worker.next_role)
 
     def refusal(self, now: float) -> str | None:
         """Why a new room is not even held until a worker is back. None: it is taken."""
-        roles = {w.next_role for w in self.takers(now)}
-        is_pair = self._config.half is None and {Role.PREFILL, Role.DECODE} <= roles
-        return None if self.alone_role in roles or is_pair else self.shortage()
+        return None if any(map(self.is_enough, self.takers(now))) else self.shortage()
+
+    def may_serve(self, revision: Revision, now: float) -> bool:
+        """Whether there is a pair of this revision, be it unwell, or may be soon."""
+        there = (w for w in self._workers.values() if w.leaves_at is None and (w.is_ready or w.is_expected(now)))
+        return any(self.is_enough(p) for p in pools_of(there, lambda w: w.next_role) if p.revision == revision)
 
     def meet(self, prefill: PeerAddress, now: float) -> None:
         """A request names this prefill worker: it is dialled, unless it is known. Raises ValueError as `register`
@@ -275,8 +185,7 @@ class Workers:
         if worker.peer.state not in _THERE:
             self._reset(worker)
             self._greet(worker, now)
-        if member.role is Role.PREFILL:
-            self._tell_decodes()
+        self._tell_decodes()
 
     def leave(self, worker: Worker, grace_s: float, now: float) -> None:
         """It takes no rooms any more. Said again, the sooner end of its grace counts."""
@@ -291,15 +200,21 @@ class Workers:
         del self._workers[worker.name]
         self.table.forget(worker.name)
         self._emit(HangUp(worker.name))
-        if worker.role is Role.PREFILL:
-            self._tell_decodes()
         self._reconsider()
+        self._tell_decodes()
 
     def _tell_decodes(self) -> None:
-        """Where the prefill workers are."""
+        """Decode workers hear where the prefill workers of their revision are, as far as they do not know."""
         for decode in self._workers.values():
-            if decode.role is Role.DECODE and decode.is_found:  # also one whose answer is on its way
+            if decode.is_ready and decode.told != self._prefills_for(decode):
                 self._send_hello(decode)
+
+    def _prefills_for(self, decode: Worker) -> tuple[PeerAddress, ...]:
+        """What it is to be told of: workers that answered once, for only they can be known to be of its revision."""
+        if decode.role is not Role.DECODE or not decode.is_ready:
+            return ()
+        fellows = (w for w in self._workers.values() if w.revision == decode.revision and w.role is Role.PREFILL)
+        return tuple(w.member.address for w in fellows if w.is_found and w.refusal is None)
 
     def change_role(self, worker: Worker, asked: ChangeRole) -> RoleAnswer:
         """Have it drain and take up another role. Raises RoleRefused."""
@@ -322,10 +237,12 @@ class Workers:
             return None
         if not worker.takes_rooms:
             return f"{worker.describe()}; a worker changes its role while it takes requests"
-        others = [w.name for w in self.of(worker.role) if w is not worker and w.status is not None]
+        pool, kind = self.pool(worker.revision), worker.role.value
+        others = [w.name for w in pool.of(worker.role) if w is not worker and w.status is not None]
         if not others:
-            kind = worker.role.value
-            return f"{worker.name} is the only {kind} worker that takes requests: make another one {kind} first"
+            among = f" of revision {worker.revision}" if len(self.pools()) > 1 else ""
+            only = f"{worker.name} is the only {kind} worker{among} that takes requests"
+            return f"{only}: make another one {kind} first"
         return None
 
     def flush(self) -> None:
@@ -354,13 +271,8 @@ class Workers:
         self._send_hello(worker)
 
     def _send_hello(self, worker: Worker) -> None:
-        prefills = tuple(w.member.address for w in self._workers.values() if w.role is Role.PREFILL and w.is_found)
-        hello = Hello(
-            role=Role.FRONT.value,
-            compat={},
-            facts=Facts(keys_seed_check=self._seed_check),
-            peers=prefills if worker.role is Role.DECODE else (),
-        )
+        worker.told = self._prefills_for(worker)
+        hello = Hello(role=Role.FRONT.value, compat={}, facts=Facts(), peers=worker.told)
         # To whatever boot is there: a restarted worker must not refuse it as meant for its former life.
         envelope = Envelope(src=self._config.name, src_boot=self._config.boot, dst_boot=None, body=hello)
         self._emit(SendFrame(worker.name, envelope))
@@ -394,14 +306,16 @@ class Workers:
         return FromWorker(worker, None, received.is_gone)
 
     def _on_hello(self, worker: Worker, hello: Hello, received: Received, now: float) -> FromWorker:
-        was_away, worker.away_since = worker.away_since is not None, None
+        was_away, worker.away_since, former = worker.away_since is not None, None, worker.revision
         worker.peer.hello = hello
         worker.hello_pause_s = 0.0
         self._judge(worker, hello)
         self._reconsider()
+        self._tell_decodes()
         self._expect(worker, now)
         is_back = worker.is_ready and (was_away or received.was_broken)
-        return FromWorker(worker, None, received.is_gone or not worker.is_ready, is_back)
+        is_other = former is not None and former != worker.revision
+        return FromWorker(worker, None, received.is_gone or is_other or not worker.is_ready, is_back and not is_other)
 
     def _learn_role(self, worker: Worker, hello: Hello) -> None:
         """One that was started anew, as what it is configured, goes back to the role it had: it may be the last."""
@@ -410,12 +324,7 @@ class Workers:
             worker.asked = None
         elif worker.asked is None and role is not worker.role and not was_changed:
             worker.asked = ChangeRole(role=worker.role, grace_ms=0)
-        if role is not worker.role:
-            worker.role = role
-            if role is Role.PREFILL:
-                self._tell_decodes()
-            else:
-                self._send_hello(worker)  # it connects to the prefill workers before the first request for them
+        worker.role = role
 
     def _expect(self, worker: Worker, now: float) -> None:
         """Expect the worker back, since it is in use now."""
@@ -424,8 +333,10 @@ class Workers:
 
     def _judge(self, worker: Worker, hello: Hello) -> None:
         """Take the worker as what its Hello says, or refuse it."""
-        others = {w.name: w.peer.hello for w in self if w is not worker and w.is_ready and w.peer.hello is not None}
-        worker.refusal = misfit(hello, worker.member.role, self._seed_check, others)
+        worker.revision = revision_of(hello)
+        fellows = (w for w in self if w is not worker and w.is_ready and w.revision == worker.revision)
+        others = {w.name: w.peer.hello for w in fellows if w.peer.hello is not None}
+        worker.refusal = misfit(hello, worker.member.role, self._terms, others)
         self.table.move(worker.peer, PeerEvent.HELLO if worker.refusal is None else PeerEvent.REFUSE)
         if worker.is_ready:
             self._learn_role(worker, hello)
@@ -465,7 +376,7 @@ class Workers:
 
     def _reset(self, worker: Worker) -> None:
         worker.status, worker.refusal, worker.unseen = None, None, Unseen()
-        worker.hello_pause_s, worker.next_hello, worker.away_since = 0.0, 0.0, None
+        worker.hello_pause_s, worker.next_hello, worker.away_since, worker.told = 0.0, 0.0, None, ()
         worker.wellness, worker.complaint = Wellness(), None
 
     def beat(self, now: float) -> list[Worker]:

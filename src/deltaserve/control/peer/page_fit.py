@@ -11,12 +11,16 @@ page groups                equal in layers, heads, head size, planes and what th
                            head: where the other side has none of that name, nothing of it moves
 transport, checksums       equal: both sides must mean the same by a write and by an announcement (`compat`)
 
-The two workers judge each other. A front judges them as well: if it took both it would be ready and fail every request.
+The two workers judge each other. A front judges them as well: it pairs workers of one revision only (revision.py), and
+refuses who does not fit the others of its revision: if it took both it would be ready and fail every request.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+from deltaserve.control.peer.revision import identity
 from deltaserve.core.ids import PeerName, Role
+from deltaserve.core.keys import seed_check
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.spec import CacheSpec, PageTerms
 from deltaserve.core.wire.messages import Facts, Hello
@@ -40,10 +44,20 @@ def unfitting(compat: Mapping[str, str], cache: CacheSpec, facts: Facts, hello: 
     return differences + page_differences(facts, hello.facts)
 
 
-def misfit(hello: Hello, configured: Role, seed_check: bytes, others: Mapping[PeerName, Hello]) -> str | None:
-    """Why a front cannot use the worker that says `hello`, beside `others`; None: it can.
+@dataclass(frozen=True, slots=True)
+class FrontTerms:
+    """What a front and its workers must have in common."""
 
-    `configured`: what it is to have been started as. `seed_check`: of the front's own secret and model.
+    secret: bytes
+    tokenizer: str
+    """Hash of tokenizer, chat template and end tokens (model/fingerprint.py): the front makes tokens of prompts, and
+    text of answers."""
+
+
+def misfit(hello: Hello, configured: Role, ours: FrontTerms, others: Mapping[PeerName, Hello]) -> str | None:
+    """Why a front cannot use the worker that says `hello`, beside `others` of its revision; None: it can.
+
+    `configured`: what it is to have been started as.
     """
     its_own = hello.configured_role or hello.role
     if its_own != configured.value or not _may_become(configured, hello.role):
@@ -51,27 +65,35 @@ def misfit(hello: Hello, configured: Role, seed_check: bytes, others: Mapping[Pe
         return f"role: configured {configured.value}, it says {says[:80]}"
     if hello.facts.page_size <= 0:
         return f"page size {hello.facts.page_size} is not above 0"
-    check = hello.facts.keys_seed_check
-    if check and check != seed_check:
-        return f"cluster secret or model: ours {seed_check.hex()[:8]}, theirs {check.hex()[:8]} (hashes)"
+    fingerprint = hello.compat.get("fingerprint")
+    if not fingerprint:
+        return "it does not say which model it has (fingerprint: absent)"
+    check, wanted = hello.facts.keys_seed_check, seed_check(ours.secret, fingerprint)
+    if check and check != wanted:
+        return f"cluster secret: ours {wanted.hex()[:8]}, theirs {check.hex()[:8]} (hashes)"
+    if (theirs := hello.compat.get("tokenizer", "")) != ours.tokenizer:
+        hashes = f"on this front {ours.tokenizer[:12] or '(absent)'}, there {theirs[:12] or '(absent)'} (hashes)"
+        return f"tokenizer, chat template or end tokens: {hashes}; it needs a router of its own"
     for name, other in others.items():
-        sides = "here", f"on {name}"
-        differences = unequal_fields(_identity(hello), _identity(other), sides)
         if {hello.role, other.role} == {role.value for role in CHANGEABLE}:  # between these pages move
-            differences += page_differences(hello.facts, other.facts, sides)
-        if differences:
-            return f"does not fit {name}: {'; '.join(differences)[:1000]}"
+            differences = page_differences(hello.facts, other.facts, ("here", f"on {name}"))
+            if differences:
+                return does_not_fit(name, differences)
     return None
+
+
+def does_not_fit(name: PeerName, differences: list[str]) -> str:
+    return f"does not fit {name}: {'; '.join(differences)[:1000]}"
+
+
+def other_revision(hello: Hello, name: PeerName, other: Hello) -> str:
+    """Why the worker that says `hello` serves nothing together with `name`, both values named."""
+    return does_not_fit(name, unequal_fields(identity(hello), identity(other), ("here", f"on {name}")))
 
 
 def _may_become(configured: Role, role: str) -> bool:
     """Whether a process that was started in one role may be found in another."""
     return role == configured.value or {configured.value, role} == {changeable.value for changeable in CHANGEABLE}
-
-
-def _identity(hello: Hello) -> dict[str, str]:
-    """All that must be equal among the workers of one front."""
-    return {"vocab_size": str(hello.facts.vocab_size), **hello.compat}
 
 
 def page_differences(ours: Facts, theirs: Facts, sides: tuple[str, str] = ("ours", "theirs")) -> list[str]:

@@ -82,6 +82,11 @@ class GgufModel:
         yield "gguf", self.header.raw
         yield "values", weight_sample(self.path, [Extent(each.start, each.num_bytes) for each in self.header.tensors])
 
+    def text_identity(self) -> Iterator[tuple[str, bytes]]:
+        for key, value in sorted(self.header.metadata.items()):
+            if key.startswith("tokenizer."):
+                yield key, repr(value).encode()
+
     @property
     def num_bytes(self) -> int:
         return self.path.stat().st_size

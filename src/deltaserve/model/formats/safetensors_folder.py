@@ -61,6 +61,9 @@ class SafetensorsFolder:
             yield f"{shard.name} values", weight_sample(shard, _extents(header))
         yield "tokenizer", tokenizer_hash(self.path).encode()
 
+    def text_identity(self) -> Iterator[tuple[str, bytes]]:
+        yield "tokenizer", tokenizer_hash(self.path).encode()
+
     def headers(self) -> Iterator[TensorHeader]:
         for shard in self.shards:
             with valid_file(shard), safe_open(shard, "numpy") as reader:

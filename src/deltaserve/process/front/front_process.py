@@ -218,7 +218,7 @@ def _front_config(spec: FrontSpec, boot: Boot, secret: bytes, members: tuple[Mem
         boot=boot,
         workers=members,
         cluster_secret=secret,
-        fingerprint=spec.fingerprint,
+        tokenizer=spec.tokenizer,
         kv_bytes_per_token=spec.kv_bytes_per_token,
         conditional_prefill=spec.conditional_prefill,
         half=None if spec.half is None else spec.half.role,

@@ -45,7 +45,8 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The model's folder as the command line names it: clients may call the model by it."""
     model_names: tuple[str, ...]
     """The first is what answers call the model."""
-    fingerprint: str
+    tokenizer: str
+    """Hash of tokenizer, chat template and end tokens, as workers say it."""
     kv_bytes_per_token: float
     secret_path: str
     host: str

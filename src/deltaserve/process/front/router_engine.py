@@ -75,6 +75,8 @@ class RouterEngine:
         """Worker |-> whether it took rooms when last looked at; absent: not since it started."""
         self._refusals: dict[PeerName, str | None] = {}
         """Every worker that was there when last looked at |-> why it is not used."""
+        self._serving: list[str] = []
+        """Revisions of the model of which there was a pair when last looked at, if there was any."""
         self._halted: dict[PeerName, int] = {}
         """Worker |-> its process, which neither works nor ends."""
         self._breach: str | None = None
@@ -265,6 +267,7 @@ class RouterEngine:
     def _tell_changes(self) -> None:
         """Log which worker gets no requests any more, and why, and when it gets them again."""
         self._tell_membership()
+        self._tell_revisions()
         for worker in self._core.workers:
             was_used, is_used = self._used.get(worker.name), worker.takes_rooms
             if was_used and not is_used:
@@ -278,7 +281,8 @@ class RouterEngine:
 
     def _tell_membership(self) -> None:
         """Log who has left, and who does not fit and why: others may serve without it, so that nobody asks."""
-        refusals = {worker.name: worker.refusal for worker in self._core.workers}
+        lone = self._core.workers.lone()
+        refusals = {worker.name: worker.refusal or lone.get(worker.name) for worker in self._core.workers}
         for name in self._refusals.keys() - refusals.keys():
             self._used.pop(name, None)
             _log.info("%s has left", name)
@@ -286,6 +290,16 @@ class RouterEngine:
             if refusal is not None and refusal != self._refusals.get(name):
                 _log.warning("%s is not used: %s", name, refusal)
         self._refusals = refusals
+
+    def _tell_revisions(self) -> None:
+        """Log when revisions of the model begin or end to serve beside each other."""
+        serving = [str(pool.revision) for pool in self._core.workers.pools() if pool.has_pair]
+        if serving and set(serving) != set(self._serving):
+            if len(serving) > 1:
+                _log.info("%d revisions serve, each by itself: %s", len(serving), ", ".join(serving))
+            elif self._serving:
+                _log.info("revision %s alone serves now", serving[0])
+            self._serving = serving
 
     def _check(self) -> None:
         """A breach of accounting is reported and ends service in order; it fails no request."""

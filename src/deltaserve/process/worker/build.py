@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -38,7 +39,7 @@ from deltaserve.core.wire.messages import RankEnd, RegionInfo
 from deltaserve.model.answer_grammars import AnswerGrammars
 from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.drafts.draft_algorithm import with_head
-from deltaserve.model.fingerprint import model_fingerprint
+from deltaserve.model.fingerprint import model_fingerprint, tokenizer_fingerprint
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.shard_rules import ExpertPlacement
 from deltaserve.process.worker.grammars_ahead import GrammarsAhead
@@ -69,7 +70,8 @@ def build_worker(
     (compute/memory/memory_block.py).
     """
     model = _model_of(spec)
-    fingerprint = model_fingerprint(Path(spec.model_path))
+    path = Path(spec.model_path)
+    names = CheckpointNames(model_fingerprint(path), tokenizer_fingerprint(path))
     shard = Shard(0, spec.tp_size)
     collective = ALONE if ranks is None else _join(spec, shard, ranks.folder)
     grammars = AnswerGrammars(lambda: read_vocabulary(Path(spec.model_path), spec.model_overrides))
@@ -79,7 +81,7 @@ def build_worker(
         if mesh is not None:
             progress("waiting for the other members of its expert group")
             mesh.wait_for_all()
-    config = instance_config(spec, boot, model, fingerprint)
+    config = instance_config(spec, boot, model, names)
 
     def open_plane() -> DataPlane:
         own = _plane(spec, boot, executor, shard, staging_memory)
@@ -177,7 +179,15 @@ def make_instance(config: InstanceConfig) -> Instance:
     return EngineCore(config)
 
 
-def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, fingerprint: str) -> InstanceConfig:
+class CheckpointNames(NamedTuple):
+    """What a checkpoint is known by."""
+
+    fingerprint: str
+    tokenizer: str
+    """Hash of tokenizer, chat template and end tokens."""
+
+
+def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, names: CheckpointNames) -> InstanceConfig:
     """What the control plane must know of spec, model and memory."""
     cache = model.cache_spec(spec.page_size, spec.kv_dtype, spec.state_dtype)
     return InstanceConfig(
@@ -189,9 +199,9 @@ def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, fingerprint:
         max_running_requests=spec.max_running_requests,
         max_context_len=spec.max_context_len,
         vocab_size=model.vocab_size,
-        compat=compat_of(spec, cache, fingerprint),
+        compat=compat_of(spec, cache, names),
         cluster_secret=read_secret(spec),
-        fingerprint=fingerprint,
+        fingerprint=names.fingerprint,
         transport=spec.transport,
         evidence=transport_kind(spec.transport).evidence,
         options=spec.options,
@@ -200,12 +210,13 @@ def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, fingerprint:
     )
 
 
-def compat_of(spec: WorkerSpec, cache: CacheSpec, fingerprint: str) -> tuple[tuple[str, str], ...]:
-    """All that must be equal on both sides before pages may move between them; for the rest see
+def compat_of(spec: WorkerSpec, cache: CacheSpec, names: CheckpointNames) -> tuple[tuple[str, str], ...]:
+    """All that must be equal on both sides before pages may move between them: a revision. For the rest see
     control/peer/page_fit.py."""
     groups = {f"pages.{group.name}": _describe(group) for group in cache.groups if not group.is_for_guesses}
     fields = {
-        "fingerprint": fingerprint,
+        "fingerprint": names.fingerprint,
+        "tokenizer": names.tokenizer,
         "dtype": spec.dtype.value,
         "quantization": "exact" if spec.quantization in ("none", "auto") else spec.quantization,
         "transport": spec.transport,
