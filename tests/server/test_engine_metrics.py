@@ -59,6 +59,11 @@ def test_a_worker_without_a_status_tells_only_what_the_front_knows_of_it() -> No
     assert not any("not a name" in line for line in lines)
 
 
+def test_the_revision_that_a_worker_serves_is_a_label() -> None:
+    text = scrape(EngineStats(workers=(WorkerStats("decode-0", "decode", "ready", revision="0a1b2c3d4e5f"),)))
+    assert 'deltaserve_worker_revision{instance="decode-0",revision="0a1b2c3d4e5f",role="decode"} 1.0' in text
+
+
 def test_the_control_plane_is_named_by_what_it_counts() -> None:
     links = {'deltaserve_link_frames_total{kind="sent"}': 4.0}
     counts = {"submitted": 5, "retried_peer_lost": 1}

@@ -67,7 +67,6 @@ _POOLS = "deltaserve.control.front.pools"
 _PLACING = "deltaserve.control.front.placing"
 _STREAMS = "deltaserve.control.front.streams"
 _KEYS = "deltaserve.core.keys"
-_PAGE_FIT = "deltaserve.control.peer.page_fit"
 _TABLE = "deltaserve.control.peer.table"
 _CODEC = "deltaserve.core.wire.codec"
 _LOOPBACK = "deltaserve.sim.loopback"
@@ -1040,5 +1039,4 @@ MUTANTS = (
         "        worker.revision = revision_of(hello)\n",
         "        worker.revision = worker.revision or revision_of(hello)\n",
     ),
-    Mutant("another_model_fits", "V5", _PAGE_FIT, "unequal_fields(compat, hello.compat)", "list[str]()"),
 )

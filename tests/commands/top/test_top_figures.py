@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -110,6 +111,15 @@ def test_the_picture() -> None:
         "evicts 30/s, 2 pages in quarantine",
     ):
         assert words in text, text
+
+
+@pytest.mark.parametrize("revisions", [("a1", "b2"), ("a1", "a1"), ("a1", None)])
+def test_revisions_are_shown_where_there_are_several(revisions: tuple[str, str | None]) -> None:
+    workers = [_worker(0.0, 0.0) | {"name": f"decode-{i}", "revision": each} for i, each in enumerate(revisions)]
+    look = Look(1.0, {"served_model_name": "m", "engine": {"workers": workers}}, {})
+    console = Console(width=200, record=True, force_terminal=False)
+    console.print(shown(figures(look, None), "here"))
+    assert ("revision b2" in (text := console.export_text())) == (revisions == ("a1", "b2")), text
 
 
 @given(st.integers(0, 10**7), st.integers(0, 10**7), st.integers(0, 10**7))
