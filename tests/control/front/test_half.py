@@ -8,7 +8,7 @@ from deltaserve.control.front import workers
 from deltaserve.core.errors import FailReason, RequestFailed
 from deltaserve.core.ids import Boot, PeerName, Role
 from deltaserve.core.wire.messages import Hello, PeerAddress, Submit
-from tests.control.front.cluster import COMPAT, Cluster, generation, room
+from tests.control.front.cluster import COMPAT, Cluster, generation, member, other_facts, room
 
 DECODE = "decode-0"
 
@@ -189,3 +189,23 @@ def test_a_wait_that_is_given_up_is_told_to_the_worker() -> None:
     ask(cluster, 1, None)
     cluster.cancel(1)
     assert [cancel.room for cancel in cluster.cancels("prefill-0")] == [room(1)]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_prefill_worker_of_another_revision_is_never_the_other_half(is_known: bool) -> None:
+    """Whoever named it hears which value differs: at once, or when the worker had time to answer."""
+    cluster, words = half(DECODE), "prefill-9: does not fit decode-0: fingerprint: here model-2, on decode-0 model"
+    if not is_known:
+        assert ask(cluster, 1) == []
+    else:
+        cluster.up(member("prefill-9"))
+    cluster.boots[PeerName("prefill-9")] = Boot(900)
+    cluster.hello("prefill-9", COMPAT | {"fingerprint": "model-2"}, other_facts("model-2"))
+    if is_known:
+        with pytest.raises(RequestFailed, match=words):
+            ask(cluster, 1)
+    else:
+        cluster.run_until(8.0, heartbeats_of=(DECODE, "prefill-9"))
+        assert cluster.failure(1) is FailReason.NO_PEER
+        assert words in str(cluster.end(1))
+    assert not cluster.submits(DECODE)
