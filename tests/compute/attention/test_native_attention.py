@@ -93,6 +93,18 @@ def test_long_queries(isa: str) -> None:
     check_against_plain(Shape(16, 64, 1, 1, 2, 8, window_len=600, isa=isa), (1500, 2400), (1500, 300))
 
 
+@pytest.mark.parametrize(("kv_heads", "group_size", "head_dim"), [(1, 1, 64), (1, 2, 64), (1, 7, 32), (1, 2, 256)])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_queries_that_fill_a_part_of_their_last_tile(
+    isa: str, kv_heads: int, group_size: int, head_dim: int, num_threads: int
+) -> None:
+    """A task has up to 15 rows more than its most, and tile registers take them as a whole tile."""
+    dtypes = (DType.BFLOAT16, DType.BFLOAT16)
+    shape = Shape(64, 256, 1, kv_heads, group_size, head_dim, *dtypes, isa=isa, num_threads=num_threads)
+    for q_len in (*range(1, 280, 13), 129, 130, 135, 191, 249, 254, 255, 257, 263, 271):
+        check_against_plain(shape, (q_len,), (q_len,))
+
+
 @pytest.mark.parametrize(("dtype", "kv_dtype"), KV_DTYPES)
 @pytest.mark.parametrize(
     ("kv_heads", "group_size", "head_dim"), [(1, 1, 64), (2, 4, 128), (1, 24, 32), (4, 2, 16), (1, 7, 80)]

@@ -165,7 +165,7 @@ private:
     void cut_tasks() {
         const int64_t row_bytes = 4 * (padded(work_.head_dim) + 2 * padded(work_.value_dim));
         const int64_t most_rows = std::clamp<int64_t>(kRowBytes / row_bytes / kMinRows * kMinRows, kMinRows, kMaxRows);
-        plan_.max_rows = (int)most_rows + kMinRows - 1;
+        plan_.max_rows = (int)most_rows + kMinRows;  // a part has fewer more, and tile registers take whole tiles
         int64_t work = 0;
         for (const Segment& segment : plan_.segments) work += num_scores(segment);
         const int64_t share = work * work_.num_kv_heads / (kRowTasksPerThread * threads_) + 1;
