@@ -61,7 +61,7 @@ def test_deltaserve_takes_the_line_in_a_container() -> None:
 
 def test_deltaserve_takes_its_own_lines() -> None:
     for _, words in lines_with("deltaserve serve"):
-        settings_of(words[1:])
+        settings_of(words[words.index("deltaserve") + 1 :])
 
 
 def test_variables_of_the_compose_page_are_those_of_the_file() -> None:

@@ -193,7 +193,7 @@ MUTANTS = (
         "C1",
         _OUTFLOW,
         "        for room in [r for r in self.rooms.values() if r.peer == peer]:\n            self._end(room, turn)\n",
-        "        pass\n",
+        "        for room in ():\n",
     ),
     Mutant("fenced_pins_stay", "C1", _OUTFLOW, "for ticket in self.sender.fenced(report.peer):", "for ticket in ():"),
     Mutant("parked_for_ever", "C1", _OUTFLOW, " and room.asks_again(turn.now):", " and False:"),

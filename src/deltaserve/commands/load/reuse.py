@@ -63,7 +63,7 @@ def reuse_of(records: Sequence[RequestRecord]) -> ReuseSummary | None:
         computed_len=sum(record.prompt_len - _found(timing) for record, timing in told),
         decode_cached_len=sum(timing["decode_cached_tokens"] for _, timing in told),
         prefill_cached_len=sum(timing["prefill_cached_tokens"] for _, timing in told),
-        moved_bytes=sum(timing["transferred_bytes"] + timing["transferred_state_bytes"] for _, timing in told),
+        moved_bytes=sum(timing["transferred_bytes"] + timing.get("transferred_state_bytes", 0) for _, timing in told),
         num_evicted=sum(_is_lost(record, timing) for record, timing in told if record.turn),
     )
 
