@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,7 +37,7 @@ def asked() -> Iterator[harness.Server]:
 @pytest.fixture(scope="module")
 def told_by_openai(asked: harness.Server) -> Mapping[str, str | None]:
     """Check |-> what went wrong, of all that were run."""
-    argv = [sys.executable, "-m", "tools.clients.with_openai", *astuple(asked)]
+    argv = [sys.executable, "-m", "tools.clients.with_openai", asked.url, asked.model, asked.path, asked.page]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     return {each["check"]: each["told"] for each in map(json.loads, done.stdout.splitlines())}
