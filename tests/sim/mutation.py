@@ -1,6 +1,7 @@
 """Runs the simulator over one mutated module, in a process of its own.
 
 python -m tests.sim.mutation NAME FIRST NUM      prints the first seed in [FIRST, FIRST + NUM) that finds the mutant
+python -m tests.sim.mutation NAME TEST           ends as pytest does: 1 where the test fails
 """
 
 import importlib.abc
@@ -10,6 +11,8 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType, ModuleType
+
+import pytest
 
 from tests.sim.mutants import MUTANTS, Mutant
 
@@ -87,11 +90,21 @@ def first_kill(mutant: Mutant, first: int, num_seeds: int) -> tuple[int, str] | 
     return None
 
 
-def main(name: str, first: str, num_seeds: str) -> None:
+def exit_code_of(mutant: Mutant, test: str) -> int:
+    """What pytest says of a test with the mutant in its place. Once per process."""
+    sys.meta_path.insert(0, _Finder(mutant))
+    return int(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", test]))
+
+
+def main(name: str, *arguments: str) -> int:
     mutant = next(m for m in MUTANTS if m.name == name)
-    killed = first_kill(mutant, int(first), int(num_seeds))
+    if len(arguments) == 1:
+        return exit_code_of(mutant, arguments[0])
+    first, num_seeds = map(int, arguments)
+    killed = first_kill(mutant, first, num_seeds)
     print(f"{name} {killed[0]} {killed[1]}" if killed else f"{name} lives")
+    return 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

@@ -247,3 +247,27 @@ def test_offers_to_a_draining_prefill_are_refused_at_once() -> None:
     assert [failed.reason for failed in duo.sent(Failed)] == [FailReason.DRAINING]
     duo.cancel(asked)
     duo.quiet()
+
+
+# ---------------------------------------------------------------- a Cancel that is lost
+
+
+def test_a_prompt_that_waits_for_a_grant_is_asked_about_where_its_cancel_was_lost() -> None:
+    """Decode knows nothing of it any more, and says so when it is announced again."""
+    lost: list[Cancel] = []
+
+    def link(src: PeerName, dst: PeerName, envelope: Envelope) -> Sequence[float] | None:
+        if isinstance(envelope.body, Grant):
+            return ()
+        if isinstance(envelope.body, Cancel) and dst == PREFILL and not lost:
+            lost.append(envelope.body)
+            return ()
+        return None
+
+    duo = Duo(link=link)
+    asked = duo.ask(PROMPT, 3)
+    duo.until(lambda: (room := duo.prefill_room(asked)) is not None and room.state is PrefillState.AHEAD)
+    duo.cancel(asked)
+    duo.until(lambda: duo.prefill_room(asked) is None)
+    assert len(lost) == 1
+    duo.quiet()
