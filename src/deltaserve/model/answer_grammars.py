@@ -18,6 +18,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from deltaserve.core.errors import ENDS_THE_CALLER, DeltaserveError
+from deltaserve.model.number_bounds import loose_bound
 
 _MOST_KEPT, _MOST_KEPT_BYTES = 32, 4 << 20
 """Compiled grammars, and bytes of their texts, that are kept. One grows to some thirty megabytes before it meets its
@@ -113,6 +114,8 @@ class AnswerGrammars:
 
     def _compile_or_raise(self, grammar: str) -> LLMatcher:
         check_multiples(grammar)
+        if (loose := loose_bound(grammar)) is not None:
+            raise GrammarError(loose)
         matcher = LLMatcher(self._read_tokenizer(), spelled_freely(grammar), limits=_limits(), log_level=0)
         if not matcher.is_error() and (warnings := matcher.get_grammar_warnings()):
             raise GrammarError(warnings[0])  # the grammar would say less than what was asked
