@@ -169,3 +169,12 @@ def test_as_many_choices_as_may_be_asked_for_fit() -> None:
     drawn = Random(1)
     choices = ["".join(drawn.choices("abcdefghijklmnop ", k=60)) for _ in range(MAX_CHOICES)]
     assert not grammars.matcher(choice_grammar(choices)).is_error()
+
+
+def test_a_choice_may_be_any_character() -> None:
+    """Control characters, the one behind ASCII among them, are spelled with escapes."""
+    matched = LLTokenizer("byte")
+    for character in map(chr, (*range(1, 0xA1), 0x2028, 0x1F600)):
+        matcher = LLMatcher(matched, choice_grammar([character, "zz"]), log_level=0)
+        assert matcher.consume_tokens(list(character.encode())), hex(ord(character))
+        assert matcher.is_accepting()

@@ -213,6 +213,7 @@ def _check_size(text: str, param: str) -> None:
 def choice_grammar(choices: list[str]) -> str:
     """Grammar of some texts, one of which is the answer."""
     texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
+    texts = texts.replace("\x7f", "\\u007f")  # a control character to Lark, and none to JSON
     return lark_grammar(f"start: CHOICE\nCHOICE: {texts}")
 
 
