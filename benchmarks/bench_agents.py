@@ -12,19 +12,15 @@ over that of the unified server in the same round.
 import argparse
 import json
 import statistics
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bench_e2e import MODEL
-from benchmarks.serve_while import serve_while
-from deltaserve.commands.bench import command as bench
+from benchmarks.bench_e2e import MODEL, told_under
 from deltaserve.launch.compose import free_port
 from deltaserve.launch.serve import as_resolved
 from deltaserve.settings.config import (
@@ -34,7 +30,6 @@ from deltaserve.settings.config import (
     SchedulingSettings,
     Settings,
 )
-from deltaserve.settings.flags.line_parser import LineParser
 
 SIZES = {"system-prompt-len": 1800, "question-len": 200, "output-len": 12, "num-turns": 10, "num-agents": 2}
 CONTEXT_LEN = 4096
@@ -71,27 +66,17 @@ class Point:
 
 def run_once(variant: DisaggregationSettings, model: Path, concurrencies: list[int], seed: int) -> dict[int, Point]:
     """A server under the load, at one concurrency after the other."""
-    out = model.parent / "bench-agents-run.json"
     sessions = max(2, -(-max(concurrencies) // SIZES["num-agents"]))
     sweep = f"concurrency={','.join(map(str, concurrencies))}"
     line = ["--workload", "agents", "--sweep", sweep, "--seed", str(seed), "--sessions-per-agent", str(sessions)]
-
-    def work(url: str, stopping: Event) -> int:
-        parser = LineParser("bench", "")
-        bench.add_arguments(parser)
-        sizes = [f"--{name}={value}" for name, value in SIZES.items()]
-        return bench.run(parser.parse_args(["--base-url", url, "--output-file", str(out), *line, *sizes]))
-
+    line += [f"--{name}={value}" for name, value in SIZES.items()]
     settings = Settings(
         model=ModelSettings(model_path=str(model), device="cpu", context_length=CONTEXT_LEN),
         scheduling=SchedulingSettings(max_running_requests=max(16, max(concurrencies))),
         disaggregation=variant,
         network=NetworkSettings(port=free_port()),
     )
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)  # noqa: E731
-    if serve_while(settings, as_resolved, work, say) != 0:
-        raise SystemExit("the benchmark failed")
-    points = json.loads(out.read_text())["points"]
+    points = told_under(settings, as_resolved, line, model.parent / "bench-agents-run.json")["points"]
     return {int(point["concurrency"]): Point.read(point["summary"]) for point in points}
 
 

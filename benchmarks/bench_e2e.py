@@ -10,10 +10,11 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -68,19 +69,22 @@ VARIANTS = (
 )
 
 
-def run_once(variant: Variant, folder: Path) -> dict[str, float]:
-    """Figures of one server under the load. Latencies in ms."""
-    out = folder / "run.json"
+def told_under(settings: Settings, adjust: Callable[[WorkerSpec], WorkerSpec], load: Sequence[str], out: Path) -> Any:
+    """What `deltaserve bench` with these flags writes to `out` of a new server."""
 
     def work(url: str, stopping: Event) -> int:
         parser = LineParser("bench", "")
         bench.add_arguments(parser)
-        return bench.run(parser.parse_args(["--base-url", url, "--output-file", str(out), *LOAD]))
+        return bench.run(parser.parse_args(["--base-url", url, "--output-file", str(out), *load]))
 
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)  # noqa: E731
-    if serve_while(variant.settings(), variant.adjust, work, say) != 0:
-        raise SystemExit(f"{variant.name}: the benchmark failed")
-    summary = json.loads(out.read_text())["summary"]
+    if serve_while(settings, adjust, work, lambda text: print(text, file=sys.stderr)) != 0:
+        raise SystemExit(f"the benchmark failed: {' '.join(load)}")
+    return json.loads(out.read_text())
+
+
+def run_once(variant: Variant, folder: Path) -> dict[str, float]:
+    """Figures of one server under the load. Latencies in ms."""
+    summary = told_under(variant.settings(), variant.adjust, LOAD, folder / "run.json")["summary"]
     latencies = summary["latencies_s"]
     return {
         "req/s": summary["requests_per_s"],

@@ -98,19 +98,27 @@ async def test_a_client_that_announced_more_than_it_sends_is_not_waited_for(code
         await _canary(server)
 
 
+async def half_closed(
+    server: Live, engine: OracleEngine, stream: bool
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A client that has sent its request and ended its half, and was told that its answer is to come."""
+    reader, writer = await server.connect()
+    writer.write(post(completion({"stream": stream})))
+    await until(lambda: engine.opened)
+    if stream:
+        await reader.readuntil(b"data: ")
+    writer.write_eof()
+    await reader.readuntil(NOTHING[stream])
+    return reader, writer
+
+
 @on_both_loops
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_closes_its_half_of_the_connection_has_its_answer(codec: TextCodec, stream: bool) -> None:
     """At its end the connection is closed. Until then what is written means nothing: interim answers, empty lines."""
     engine = OracleEngine(gate=asyncio.Event(), free_tokens=1 if stream else 0)
     async with live(codec, engine, SETTINGS) as server:
-        reader, writer = await server.connect()
-        writer.write(post(completion({"stream": stream})))
-        await until(lambda: engine.opened)
-        if stream:
-            await reader.readuntil(b"data: ")
-        writer.write_eof()
-        await reader.readuntil(NOTHING[stream])
+        reader, writer = await half_closed(server, engine, stream)
         assert engine.gate is not None
         engine.gate.set()
         answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
@@ -154,13 +162,7 @@ async def test_a_client_that_ends_its_half_too_early_is_taken_for_gone(codec: Te
 async def test_a_client_that_leaves_after_it_closed_its_half_cancels_its_rooms(codec: TextCodec, stream: bool) -> None:
     engine = OracleEngine(gate=asyncio.Event(), free_tokens=1 if stream else 0)
     async with live(codec, engine, SETTINGS) as server:
-        reader, writer = await server.connect()
-        writer.write(post(completion({"stream": stream})))
-        await until(lambda: engine.opened)
-        if stream:
-            await reader.readuntil(b"data: ")
-        writer.write_eof()
-        await reader.readuntil(NOTHING[stream])
+        _, writer = await half_closed(server, engine, stream)
         writer.close()
         await until(lambda: engine.cancelled)
 

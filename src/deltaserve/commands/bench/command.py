@@ -18,7 +18,7 @@ from deltaserve.commands.bench.sweep import Sweep, SweepPoint, print_sweep
 from deltaserve.commands.bench.sweep_chart import draw_sweep, require_chart
 from deltaserve.commands.client.bearer_key import authorization
 from deltaserve.commands.client.chat_stream import find_model
-from deltaserve.commands.client.completion_stream import ServerDialect, ServerError, Tokenizer, negotiate, served_model
+from deltaserve.commands.client.completion_stream import ServerDialect, ServerError, Tokenizer, negotiate
 from deltaserve.commands.client.http_client import async_http_client, fault
 from deltaserve.commands.load.agents import AgentMaker, AgentTraffic, Habits, RandomAgent, RecallAgent
 from deltaserve.commands.load.load_client import Client, Load, Measurement
@@ -377,10 +377,10 @@ async def _benchmark(
     """Model and outcomes. Raises ServerError, httpx.HTTPError."""
     timeout = httpx.Timeout(args.timeout_s, pool=None)
     async with async_http_client(server_root(args.base_url), timeout, headers) as http:
-        model = args.model or await served_model(http)
+        served = await find_model(http, args.model)
         warmup = _warmup(args)
-        dialect = await negotiate(http, model, warmup[0].turns[0].tokens, tokenizer)
-        asked: dict[str, object] = {"timings": True} if (await find_model(http, model)).is_ours else {}
+        dialect = await negotiate(http, served.name, warmup[0].turns[0].tokens, tokenizer)
+        asked: dict[str, object] = {"timings": True} if served.is_ours else {}
         dialect = replace(dialect, extra={**dialect.extra, **asked, **args.extra_body})
         await Client(http, dialect).measure(warmup[1:], Load([0.0] * (len(warmup) - 1), args.max_concurrency))
         measurements = []
@@ -388,7 +388,7 @@ async def _benchmark(
             if args.flush_cache:
                 await _flush_cache(http, args)
             measurements.append(await _measure(http, dialect, tokenizer, trial))
-        return model, measurements
+        return served.name, measurements
 
 
 async def _measure(

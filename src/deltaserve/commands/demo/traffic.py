@@ -1,7 +1,7 @@
 """The demo's traffic: questions whose answers can be computed, and what the server tells about them."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -160,7 +160,7 @@ async def _ask_all(base_url: str, model: str, scene: Scene, on_record: Callable[
 def make_figures(measurement: Measurement, num_requests: int, before: Sight, after: Sight) -> Figures:
     """Requests that were never sent, because the turn before them failed, count as failed."""
     summary = summarize(measurement)
-    timings = [timing for record in measurement.records for timing in _timings(record)]
+    timings = [timing for record in measurement.records for timing in record.timings]
     ttft, tpot = summary.latencies_s.get("ttft"), summary.latencies_s.get("tpot")
     return Figures(
         num_requests=num_requests,
@@ -187,9 +187,5 @@ def answered_at_once(records: Sequence[RequestRecord]) -> int:
     return max(accumulate(change for _, change in sorted(changes)), default=0)
 
 
-def _timings(record: RequestRecord) -> Iterable[dict[str, int]]:
-    return record.usage.get("timings", ()) if record.usage else ()
-
-
-def _total(timings: Sequence[dict[str, int]], field: str) -> int:
+def _total(timings: Sequence[Mapping[str, int]], field: str) -> int:
     return sum(timing[field] for timing in timings)

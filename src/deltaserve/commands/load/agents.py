@@ -10,8 +10,16 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
 
-from deltaserve.commands.load.recall import ASK, DocumentShape, expected_chain, make_document
-from deltaserve.commands.load.traffic import ChatTurn, Conversation, Fork, Lengths, TokenRange, random_turn
+from deltaserve.commands.load.recall import DocumentShape, make_document, make_question
+from deltaserve.commands.load.traffic import (
+    ChatTurn,
+    Conversation,
+    Fork,
+    Lengths,
+    TokenRange,
+    random_turn,
+    require_positive,
+)
 
 
 class Agent(Protocol):
@@ -61,9 +69,7 @@ class RecallAgent:
         return self._document.tokens
 
     def turn(self, rng: Random) -> ChatTurn:
-        start = rng.choice(list(self._document.successor))
-        answer = expected_chain(self._document, start, self._answer_len)
-        return ChatTurn((ASK, start), self._answer_len, stand_in=answer, expected=answer)
+        return make_question(self._document, rng.choice(list(self._document.successor)), self._answer_len)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +102,7 @@ class AgentTraffic:
 
     def generate(self, seed: int) -> list[Conversation]:
         """`num_agents * sessions_per_agent` conversations; the first one of each agent finds nothing of its prefix."""
-        if min(self.num_agents, self.sessions_per_agent) < 1:
-            raise ValueError("there is at least one agent, with one session")
+        require_positive(num_agents=self.num_agents, sessions_per_agent=self.sessions_per_agent)
         rng = Random(f"agents {seed}")
         agents = [self.make_agent(rng) for _ in range(self.num_agents)]
         order = [number for number in range(self.num_agents) for _ in range(self.sessions_per_agent)]

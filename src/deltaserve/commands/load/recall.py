@@ -68,6 +68,12 @@ def expected_chain(document: Document, start: int, length: int) -> tuple[int, ..
     return tuple(chain)
 
 
+def make_question(document: Document, start: int, answer_len: int, context: tuple[int, ...] = ()) -> ChatTurn:
+    """`context`, then the question for the names behind `start`; its answer is known."""
+    answer = expected_chain(document, start, answer_len)
+    return ChatTurn((*context, ASK, start), answer_len, stand_in=answer, expected=answer)
+
+
 @dataclass(frozen=True, slots=True)
 class RecallTraffic:
     """Shared documents are the prefixes, questions the suffixes, more questions the later turns."""
@@ -94,7 +100,5 @@ class RecallTraffic:
     def _conversation(self, rng: Random, document: Document) -> Conversation:
         turns: list[ChatTurn] = []
         for start in rng.choices(list(document.successor), k=self.num_turns):
-            answer = expected_chain(document, start, self.answer_len)
-            context = () if turns else document.tokens
-            turns.append(ChatTurn((*context, ASK, start), self.answer_len, stand_in=answer, expected=answer))
+            turns.append(make_question(document, start, self.answer_len, () if turns else document.tokens))
         return Conversation(tuple(turns))

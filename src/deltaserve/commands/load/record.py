@@ -49,6 +49,11 @@ class RequestRecord:
     """Prompt tokens that earlier requests of the run said or were answered."""
 
     @property
+    def timings(self) -> tuple[Mapping[str, int], ...]:
+        """What a deltaserve server tells of each sample; empty where the server tells nothing."""
+        return tuple((self.usage or {}).get("timings") or ())
+
+    @property
     def ttft_s(self) -> float | None:
         """Time to first token; None without output."""
         return self.arrivals[0].at_s if self.arrivals else None

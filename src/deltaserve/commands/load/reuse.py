@@ -6,7 +6,6 @@ as far as prefill lacks it, whatever decode holds.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from deltaserve.commands.load.record import RequestRecord
 
@@ -51,7 +50,7 @@ class ReuseSummary:
 
 def reuse_of(records: Sequence[RequestRecord]) -> ReuseSummary | None:
     """None: no completed request has timings."""
-    told = [(record, timing) for record in records if (timing := _timing(record)) is not None]
+    told = [(record, record.timings[0]) for record in records if record.error is None and record.timings]
     if not told:
         return None
     prefilled = [(record, timing) for record, timing in told if timing["transferred_bytes"]]
@@ -63,16 +62,9 @@ def reuse_of(records: Sequence[RequestRecord]) -> ReuseSummary | None:
         computed_len=sum(record.prompt_len - _found(timing) for record, timing in told),
         decode_cached_len=sum(timing["decode_cached_tokens"] for _, timing in told),
         prefill_cached_len=sum(timing["prefill_cached_tokens"] for _, timing in told),
-        moved_bytes=sum(timing["transferred_bytes"] + timing.get("transferred_state_bytes", 0) for _, timing in told),
+        moved_bytes=sum(timing["transferred_bytes"] for _, timing in told),
         num_evicted=sum(_is_lost(record, timing) for record, timing in told if record.turn),
     )
-
-
-def _timing(record: RequestRecord) -> Mapping[str, int] | None:
-    """The timing of the one sample that a request asks for."""
-    usage: Mapping[str, Any] = record.usage or {}
-    timings = usage.get("timings")
-    return timings[0] if record.error is None and timings else None
 
 
 def _found(timing: Mapping[str, int]) -> int:

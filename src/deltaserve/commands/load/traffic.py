@@ -90,7 +90,7 @@ class SharedPrefixTraffic:
 
     def generate(self, seed: int) -> list[Conversation]:
         """num_groups * prompts_per_group conversations of one turn, in shuffled order."""
-        _require_positive(num_groups=self.num_groups, prompts_per_group=self.prompts_per_group)
+        require_positive(num_groups=self.num_groups, prompts_per_group=self.prompts_per_group)
         rng = Random(f"shared-prefix {seed}")
         conversations = []
         for _ in range(self.num_groups):
@@ -114,7 +114,7 @@ class MultiTurnTraffic:
 
     def generate(self, seed: int) -> list[Conversation]:
         """All conversations start with one common system prompt (none if system_prompt_len is 0)."""
-        _require_positive(num_conversations=self.num_conversations, num_turns=self.num_turns)
+        require_positive(num_conversations=self.num_conversations, num_turns=self.num_turns)
         rng = Random(f"multi-turn {seed}")
         system = _system_prompt(rng, self.lengths, self.token_range)
         return [
@@ -153,7 +153,8 @@ def _system_prompt(rng: Random, lengths: Lengths, token_range: TokenRange) -> tu
     return token_range.sample(rng, lengths.draw(rng, lengths.system_prompt_len))
 
 
-def _require_positive(**counts: int) -> None:
+def require_positive(**counts: int) -> None:
+    """Raises ValueError for a count below 1, with its name."""
     for name, count in counts.items():
         if count < 1:
             raise ValueError(f"{name} is {count}; it must be at least 1")

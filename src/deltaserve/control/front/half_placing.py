@@ -1,12 +1,10 @@
 """Placing rooms of a front that speaks for one worker: the pair is given, by the room and by whose front it is."""
 
 from deltaserve.control.front.balance import Choice
-from deltaserve.control.front.events import FrontConfig
 from deltaserve.control.front.known_worker import Worker
 from deltaserve.control.front.placing import Placer
 from deltaserve.control.front.pools import Pool
 from deltaserve.control.front.streams import KeyedSample, Placement
-from deltaserve.control.front.workers import Workers
 from deltaserve.core.errors import FailReason, RequestFailed
 from deltaserve.core.ids import PeerName, Role
 
@@ -14,14 +12,10 @@ from deltaserve.core.ids import PeerName, Role
 class HalfPlacer(Placer):
     """Chooses nobody that was not named. What does not fit is refused by the worker itself."""
 
-    def __init__(self, config: FrontConfig, workers: Workers) -> None:
-        super().__init__(config, workers)
-        self._half_workers = workers
-
     def choose(self, sample: KeyedSample, now: float, without: PeerName | None = None) -> Choice:
         """The pair of the sample's prefill worker and this front's decode worker, or this front's worker alone. Raises
         RequestFailed NO_PEER."""
-        workers = self._half_workers
+        workers = self._workers
         own = [w for w in workers.of(workers.alone_role) if w.name != without and sample.may_use(w.revision)]
         revision, named = own[0].revision if own else None, self._named(sample)
         if named is None:
@@ -39,12 +33,12 @@ class HalfPlacer(Placer):
 
     def left_alone(self, now: float) -> str | None:
         """Why a room would most likely fail although its worker is there."""
-        own = self._half_workers.of(self._half_workers.alone_role)
+        own = self._workers.of(self._workers.alone_role)
         names = [worker.name for worker in own if not self.breakers.may_try(worker.name, now)]
         return f"{', '.join(names)}: one request after the other fails there" if names else None
 
     def _prefills_for(self, sample: KeyedSample, failed: Placement) -> list[Worker]:
-        decode = self._half_workers.get(failed.decode)
+        decode = self._workers.get(failed.decode)
         if decode is None or not decode.is_ready:
             return []
         return [worker for worker in self._named(sample) or () if worker.revision == decode.revision]
@@ -54,4 +48,4 @@ class HalfPlacer(Placer):
         named = sample.generation.prefill
         if named is None:
             return None
-        return [worker for worker in self._half_workers.of(Role.PREFILL) if worker.name == named.name]
+        return [worker for worker in self._workers.of(Role.PREFILL) if worker.name == named.name]
