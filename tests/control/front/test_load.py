@@ -83,6 +83,17 @@ def test_a_rate_not_yet_measured_is_assumed() -> None:
     assert [d.step_s for d in decode_loads([report(status())], ASSUMED)] == [0.03]
 
 
+def test_who_measured_nothing_is_taken_to_be_as_quick_as_the_quickest() -> None:
+    """Else a worker beside a quicker one than average would never be tried, nor measured."""
+    rates = {"slow": (400.0, 0.01), "quick": (800.0, 0.02), "untried": (0.0, 0.0)}
+    reports = [
+        replace(report(status(rate=rate, step_s=step_s)), worker=PeerName(name))
+        for name, (rate, step_s) in rates.items()
+    ]
+    assert prefill_loads(reports, ASSUMED)[2].tokens_per_s == 800.0
+    assert decode_loads(reports, ASSUMED)[2].step_s == 0.01
+
+
 def test_own_rooms_count_before_the_worker_tells_of_them() -> None:
     assert prefill_loads([report(status(10), own_tokens=900)], ASSUMED)[0].queue_tokens == 900.0
     assert prefill_loads([report(status(1000), own_tokens=900)], ASSUMED)[0].queue_tokens == 1000.0

@@ -1,7 +1,7 @@
 """Two revisions of a model behind one front: each serves by itself, and no room is of both."""
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from deltaserve.control.front.client import RoleRefused
 from deltaserve.core.errors import FailReason
@@ -67,6 +67,18 @@ def test_every_pair_is_of_one_revision_and_both_serve(method: str) -> None:
     assert pairs == {OLD, NEW}
 
 
+def test_a_revision_that_has_measured_nothing_gets_new_prompts_too() -> None:
+    """The first one is far quicker than what is assumed of an unknown worker."""
+    cluster = two_revisions()
+    for name in OLD:
+        cluster.say(name, replace(status(), prefill_tokens_per_s=1e6, decode_step_s=1e-3))
+    pairs = set()
+    for number in range(4):
+        cluster.submit(number, generation(number, first_token=50 * number))
+        pairs.add(placed(cluster, number))
+    assert pairs == {OLD, NEW}
+
+
 def test_decode_workers_are_told_of_the_prefill_workers_of_their_revision() -> None:
     cluster = two_revisions("prefill-2")
     assert told(cluster, "decode-0") == ["prefill-0", "prefill-2"]
@@ -103,7 +115,7 @@ def test_a_revision_without_its_other_half_serves_nothing_and_says_why() -> None
 
 def test_limits_are_those_of_whoever_can_serve() -> None:
     cluster = two_revisions(new=("prefill-1",))
-    small = msgspec.structs.replace(other_facts("model-2"), max_context_len=64)
+    small = replace(other_facts("model-2"), max_context_len=64)
     cluster.hello("prefill-1", UPGRADED, small)
     limits = cluster.front.limits(cluster.now)
     assert limits is not None and limits.max_context_len == 2048

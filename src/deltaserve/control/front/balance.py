@@ -62,11 +62,11 @@ class LowestTtft:
     """
 
     def choose(self, prompt_len: int, pools: Sequence[Choosable], prices: Prices) -> Choice:
-        return min((self._best(prompt_len, pool, prices) for pool in pools), key=_rank)
+        heat = _Heat.of(prompt_len, pools)
+        return min((self._best(prompt_len, pool, prices, heat) for pool in pools), key=_rank)
 
     @staticmethod
-    def _best(prompt_len: int, workers: Choosable, prices: Prices) -> Choice:
-        heat = _Heat.of(prompt_len, workers)
+    def _best(prompt_len: int, workers: Choosable, prices: Prices, heat: "_Heat") -> Choice:
 
         def computing_rank(side: Computing) -> tuple[int, float, str]:
             queue_s, prefill_s = compute_times(prompt_len, heat.computing(side))
@@ -102,11 +102,10 @@ class _Heat:
     num_rooms: float
 
     @classmethod
-    def of(cls, prompt_len: int, workers: Choosable) -> "_Heat":
-        queues = [side.load.queue_tokens for side in workers.computing]
-        queues += [pair.computing.load.queue_tokens for pair in workers.unified]
-        rooms = [side.load.num_rooms for side in workers.keeping]
-        rooms += [pair.keeping.load.num_rooms for pair in workers.unified]
+    def of(cls, prompt_len: int, pools: Sequence[Choosable]) -> "_Heat":
+        computing = [side for pool in pools for side in (*pool.computing, *(pair.computing for pair in pool.unified))]
+        keeping = [side for pool in pools for side in (*pool.keeping, *(pair.keeping for pair in pool.unified))]
+        queues, rooms = [side.load.queue_tokens for side in computing], [side.load.num_rooms for side in keeping]
         return cls(_bound(queues, _SLACK_TOKENS + prompt_len), _bound(rooms, _SLACK_ROOMS))
 
     def computing(self, side: Computing) -> Computing:

@@ -1,11 +1,13 @@
 """What workers report about their load, made comparable: one number per worker and question, stale ones faded.
 
 A report is trusted for `stale_after_s`; after that it fades to the mean of its kind with a half-life of one second, so
-that neither an old bad report starves a worker nor an old good one floods it.
+that neither an old bad report starves a worker nor an old good one floods it. A worker that has not measured a rate
+yet is taken to be as quick as the quickest of its kind: taken for slower, it would never be tried.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from deltaserve.core.ids import PeerName
 from deltaserve.core.wire.messages import Status
@@ -92,7 +94,7 @@ def prefill_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Prefi
     """Load of each prefill side, in the order of `reports`."""
     stale = assumed.stale_after_s
     queues = smooth(reports, lambda s: float(s.waiting_tokens), 0.0, stale)
-    rates = smooth(reports, lambda s: s.prefill_tokens_per_s or None, assumed.prefill_tokens_per_s, stale)
+    rates = smooth(reports, lambda s: s.prefill_tokens_per_s or None, assumed.prefill_tokens_per_s, stale, max)
     is_measured = any(report.status and report.status.prefill_tokens_per_s for report in reports)
     return [
         PrefillLoad(
@@ -108,7 +110,7 @@ def decode_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Decode
     rooms = smooth(reports, lambda s: float(s.num_running + s.num_waiting), 0.0, stale)
     waiting = smooth(reports, lambda s: float(s.waiting_tokens), 0.0, stale)
     free = smooth(reports, _free_fraction, 1.0, stale)
-    steps = _of_groups(reports, smooth(reports, lambda s: s.decode_step_s or None, assumed.decode_step_s, stale))
+    steps = _of_groups(reports, smooth(reports, lambda s: s.decode_step_s or None, assumed.decode_step_s, stale, min))
     is_measured = any(report.status and report.status.decode_step_s for report in reports)
     out: list[DecodeLoad] = []
     for i, report in enumerate(reports):
@@ -148,19 +150,24 @@ def _output_len(report: LoadReport, num_rooms: float, assumed_len: int) -> float
 
 
 def smooth(
-    reports: Sequence[LoadReport], pick: Callable[[Status], float | None], default: float, stale_after_s: float
+    reports: Sequence[LoadReport],
+    pick: Callable[[Status], float | None],
+    default: float,
+    stale_after_s: float,
+    of_untried: Callable[[Sequence[float]], float] = fmean,
 ) -> list[float]:
-    """One number per report: `pick` of its status, faded to the mean by age. `pick` may answer None: not measured yet.
+    """One number per report: `pick` of its status, faded to the mean by age. `pick` may answer None: not measured yet;
+    then it is what `of_untried` makes of the others.
 
-    The mean is over reports that are not stale, else over all there are, else `default`.
+    Mean and others are those of reports that are not stale, else of all there are, else `default`.
     """
     values = [None if report.status is None else pick(report.status) for report in reports]
     known = [(value, report.age_s) for value, report in zip(values, reports, strict=True) if value is not None]
     fresh = [value for value, age in known if age <= stale_after_s]
-    basis = fresh or [value for value, _ in known]
-    mean = sum(basis) / len(basis) if basis else default
+    basis = fresh or [value for value, _ in known] or [default]
+    mean, untried = fmean(basis), of_untried(basis)
     return [
-        mean if value is None else _fade(value, mean, report.age_s - stale_after_s)
+        untried if value is None else _fade(value, mean, report.age_s - stale_after_s)
         for value, report in zip(values, reports, strict=True)
     ]
 

@@ -16,8 +16,10 @@ from deltaserve.control.front.retry import Cause, Remedy
 from deltaserve.control.front.streams import KeyedSample, Placement, Rooms
 from deltaserve.control.front.workers import Workers
 from deltaserve.core.errors import FailReason, IntegrityError, RequestFailed
-from deltaserve.core.ids import PeerName
+from deltaserve.core.ids import PeerName, Role
 from deltaserve.core.wire.messages import CacheUse
+
+_ROLES = (Role.PREFILL, Role.DECODE, Role.UNIFIED)
 
 
 class Placer:
@@ -77,19 +79,26 @@ class Placer:
         return [w for w in self._workers.pool(decode.revision).prefills if _holds(w, sample.prompt_len)]
 
     def _best(self, sample: KeyedSample, fitting: Sequence[Pool], now: float) -> Choice:
-        pools = [self._choosable(sample, pool, now) for pool in fitting if pool.has_pair]
+        pools = [pool for pool in fitting if pool.has_pair]
         if not pools:
             raise RequestFailed(FailReason.NO_PEER, "no other worker to try")
-        return self._policy.choose(sample.prompt_len, pools, self._prices)
+        return self._policy.choose(sample.prompt_len, self._choosable(sample, pools, now), self._prices)
 
-    def _choosable(self, sample: KeyedSample, pool: Pool, now: float) -> Choosable:
-        prefills, decodes, unified = (
-            self._advised(workers, now) for workers in (pool.prefills, pool.decodes, pool.unified)
-        )
-        computing = self._computing(sample, [*prefills, *unified], now)
-        keeping = self._keeping(sample, [*decodes, *unified], now)
-        alone = zip(computing[len(prefills) :], keeping[len(decodes) :], strict=True)
-        return Choosable(computing[: len(prefills)], keeping[: len(decodes)], [Candidate(c, k) for c, k in alone])
+    def _choosable(self, sample: KeyedSample, pools: Sequence[Pool], now: float) -> list[Choosable]:
+        """Loads are compared across pools: a new revision has measured nothing yet."""
+        advised = [[self._advised(pool.of(role), now) for role in _ROLES] for pool in pools]
+        computes = [w for prefills, _, unified in advised for w in (*prefills, *unified)]
+        keeps = [w for _, decodes, unified in advised for w in (*decodes, *unified)]
+        computing = {side.load.worker: side for side in self._computing(sample, computes, now)}
+        keeping = {side.load.worker: side for side in self._keeping(sample, keeps, now)}
+        return [
+            Choosable(
+                [computing[w.name] for w in prefills],
+                [keeping[w.name] for w in decodes],
+                [Candidate(computing[w.name], keeping[w.name]) for w in unified],
+            )
+            for prefills, decodes, unified in advised
+        ]
 
     def _computing(self, sample: KeyedSample, workers: Sequence[Worker], now: float) -> list[Computing]:
         loads = prefill_loads([w.report(now) for w in workers], self._assumed)
