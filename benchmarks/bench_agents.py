@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -76,7 +77,8 @@ def run_once(variant: DisaggregationSettings, model: Path, concurrencies: list[i
         disaggregation=variant,
         network=NetworkSettings(port=free_port()),
     )
-    points = told_under(settings, as_resolved, line, model.parent / "bench-agents-run.json")["points"]
+    with TemporaryDirectory() as folder:
+        points = told_under(settings, as_resolved, line, Path(folder) / "run.json")["points"]
     return {int(point["concurrency"]): Point.read(point["summary"]) for point in points}
 
 

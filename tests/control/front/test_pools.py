@@ -151,6 +151,20 @@ def test_a_stream_goes_on_within_its_revision_when_its_worker_dies() -> None:
     assert len(submit.prompt) == 4 * (submit.prompt_len + 2)
 
 
+def test_what_goes_on_is_not_told_of_a_prefill_worker_that_was_exchanged_in_its_place() -> None:
+    """Found by the simulator (seed 110000000633): the address was that of the placement, made before the exchange."""
+    cluster = two_revisions()
+    number = begun(cluster, OLD)
+    cluster.reboot("prefill-0")
+    says_new(cluster, "prefill-0")
+    cluster.tokens("decode-0", number, 3, [10])  # a gap: decode is asked for the rest
+    assert cluster.submits("decode-0")[-1].epoch == 2
+    assert cluster.submits("decode-0")[-1].prefill is None
+    cluster.tokens("decode-0", number, 2, range(9, 15))
+    cluster.finished("decode-0", number, output_len=8)
+    assert cluster.failure(number) is None
+
+
 def test_what_has_not_begun_goes_to_another_revision() -> None:
     cluster = two_revisions()
     _on(OLD, cluster)

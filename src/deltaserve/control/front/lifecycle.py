@@ -275,9 +275,8 @@ class Lifecycle:
         assert live.placement is not None  # whoever submits has placed it
         decode = self._workers.get(live.placement.decode)
         assert decode is not None  # a worker that a room is placed on is never forgotten
-        prefill = live.placement.prefill
         live.epoch += 1
-        submit = _submit(live, decode, None if prefill is None else self._workers.address(prefill), now)
+        submit = _submit(live, decode, self._workers.fellow(decode, live.placement.prefill), now)
         self._to_decode(live, submit)
         live.quiet_since = now
 

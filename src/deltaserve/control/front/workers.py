@@ -94,8 +94,11 @@ class Workers:
         """Workers of a revision that take rooms now; without any where there are none."""
         return next((pool for pool in self.pools() if pool.revision == revision), Pool(revision))
 
-    def address(self, name: PeerName) -> PeerAddress:
-        return self._workers[name].member.address
+    def fellow(self, decode: Worker, name: PeerName | None) -> PeerAddress | None:
+        """Where a prefill worker listens, if it is of the decode worker's revision. It may have been exchanged in its
+        place since a room was placed on both."""
+        prefill = None if name is None else self._workers[name]
+        return prefill.member.address if prefill is not None and prefill.revision == decode.revision else None
 
     @property
     def alone_role(self) -> Role:
