@@ -67,7 +67,11 @@ def one_stream(server: Server, http: httpx.Client, draw: random.Random) -> bool:
     num_tokens, cut = draw.randrange(1, 40), draw.random() < 1 / 8
     body = server.body(prompt, max_tokens=num_tokens, stream=True)
     with http.stream("POST", "/v1/completions", json=body) as reply:
-        assert reply.status_code == 200, reply.read()
+        text = "" if reply.status_code == 200 else reply.read().decode()
+        if reply.status_code == 503 and "not_ready" in text:  # heartbeats come late here, for 64 threads on few cores
+            time.sleep(float(reply.headers["retry-after"]))
+            return False
+        assert not text, text
         lines = []
         for line in reply.iter_lines():
             lines += [line] if line else []
