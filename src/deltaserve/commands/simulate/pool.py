@@ -55,10 +55,12 @@ def run_tasks(tasks: Iterable[Task], num_jobs: int) -> Iterator[Summary]:
             while under_way:
                 yield under_way.popleft().result()
         finally:
+            for child in started:
+                child.terminate()  # in the middle of its task, where we are interrupted
             threads.shutdown(cancel_futures=True)
             for child in started:
-                with suppress(BrokenPipeError), child:  # closes its pipes, waits for it
-                    child.terminate()
+                with suppress(BrokenPipeError), child:
+                    pass  # its pipes are closed, and it is waited for
 
 
 def _start() -> "subprocess.Popen[bytes]":
