@@ -54,6 +54,11 @@ def test_a_schema_inside_a_grammar_is_no_way_round(name: str) -> None:
         check_multiples(json.dumps({"grammars": [{"lark_grammar": lark}]}))
 
 
+def test_a_run_of_backslashes_is_read_once() -> None:
+    """One that is looked through from each of its characters takes hours, in which the process does nothing else."""
+    check_multiples(json.dumps({"grammars": [{"json_schema": {"description": "\\" * (1 << 21)}}]}))
+
+
 def test_masks_are_the_same_without_merges() -> None:
     """A byte-pair vocabulary whose tokens are longer than the parts of a schema."""
     texts = ['{"a": "' + "xyz" * number + '"}' for number in range(1, 30)]

@@ -30,7 +30,8 @@ _MOST_MULTIPLES = 100_000
 """Sum of all `multipleOf`, and their least common multiple: llguidance builds a state for each remainder, of which
 100,000 take a third of a second and 30 MB, and no limit of its own is about those."""
 _MULTIPLE = re.compile(r'multipleOf\\*"\s*:\s*([0-9.eE+-]{1,64})')
-_ESCAPED = re.compile(r"\\+u([0-9a-fA-F]{4})")
+_ESCAPED = re.compile(r"(?<!\\)\\+u([0-9a-fA-F]{4})")
+"""Looked for where a run of backslashes begins alone: from each of them the time would grow with the run's square."""
 _MOST_DIGITS = 12
 _FEW = 1000
 
