@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deltaserve.control.front.client import Limits
 from deltaserve.core.errors import FailReason, RequestFailed
 from deltaserve.core.ids import Namespace
 from deltaserve.server.settings import ApiKey, ServerSettings
@@ -15,7 +16,7 @@ from deltaserve.server.text.text_codec import TextCodec
 from tests.server.agents import ANSWERS, CONVERSATION, MESSAGES, MESSAGES_TOOL, TEXT, THOUGHT, agents_codec, saying
 from tests.server.agents import named_events as events
 from tests.server.conftest import MODEL, served
-from tests.server.oracle import OracleEngine
+from tests.server.oracle import LIMITS, OracleEngine
 
 pytestmark = pytest.mark.anyio
 SETTINGS = ServerSettings(MODEL)
@@ -95,6 +96,17 @@ async def test_blocks_of_an_answer(agents: TextCodec, answer: str) -> None:
     assert told[0][1]["message"]["content"] == []
     assert told[-2][1]["delta"] == {"stop_reason": whole["stop_reason"], "stop_sequence": None}
     assert told[-2][1]["usage"] == whole["usage"]
+
+
+async def test_arguments_too_deep_to_be_read_are_told_as_they_are(agents: TextCodec) -> None:
+    arguments = '{"deep": ' + "[" * 1100 + "]" * 1100 + "}"
+    said = '<tool_call>{"name": "find", "arguments": ' + arguments + "}</tool_call>"
+    limits = Limits(max_context_len=4096, max_prompt_len=1024, vocab_size=LIMITS.vocab_size)
+    engine = OracleEngine(answer=saying(agents, said), limits_now=limits)
+    async with served(agents, engine, SETTINGS) as case:
+        answer = await case.client.post(MESSAGES, json=BODY | {"max_tokens": 3000})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["content"][-1]["input"] == {"INVALID_JSON": arguments}
 
 
 async def test_cached_tokens_are_counted_apart(agents: TextCodec) -> None:

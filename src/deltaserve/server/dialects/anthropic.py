@@ -408,10 +408,10 @@ def _block(part: AnswerPiece, text: str) -> Json:
 
 
 def _object(text: str) -> object:
-    """Arguments as JSON; those of a call that was cut, or not written well, as they are."""
+    """Arguments as JSON; those of a call that was cut, not written well or too deep to be read, as they are."""
     try:
         return msgspec.json.decode(text) if text else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return {"INVALID_JSON": text}
 
 

@@ -106,7 +106,7 @@ def _read_whole(stream: AnswerStream) -> Wait[bool]:
     try:
         call = msgspec.json.decode("".join(texts), type=dict[str, msgspec.Raw])
         name = msgspec.json.decode(call["name"], type=str)
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, RecursionError):
         return False
     arguments = next((bytes(call[key]).decode() for key in _ARGUMENTS if key in call), "{}")
     if name not in stream.tools or not arguments.startswith("{"):

@@ -54,8 +54,7 @@ def _as_json(text: str) -> str | None:
     """`a=1, b="x"` as a JSON object. None: it is not that, or only a part of it."""
     try:
         tree = ast.parse(f"f({text}\n)", mode="eval").body
-        assert isinstance(tree, ast.Call)
-        if tree.args or any(keyword.arg is None for keyword in tree.keywords):
+        if not isinstance(tree, ast.Call) or tree.args or any(keyword.arg is None for keyword in tree.keywords):
             return None
         values = {str(keyword.arg): _value(keyword.value) for keyword in tree.keywords}
         text = json.dumps(values, ensure_ascii=False, allow_nan=False)
