@@ -385,6 +385,8 @@ class ResponsesFormat(AnswerFormat):
         if not self._items:  # an answer of no text is one all the same
             self._items.append(_OutputItem.begun_by(Content(""), 0))
             yield from self._items[0].begin()
+        if self._due and self._items[-1].takes(Content("")):  # of tokens without a text, such as the one that ends it
+            yield from self._items[-1].grow("", self._due)
         self._is_cut = finish is FinishReason.LENGTH
         yield from self._items[-1].end("incomplete" if self._is_cut else "completed")
 
