@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from deltaserve.server.text.text_codec import TextCodec
 from tests.fixtures.harmony import BOS, MARKERS, TEMPLATE, VOCAB, harmony_tokenizer
 from tests.fixtures.tiny_tokenizer import byte_level
 from tests.server.conftest import MODEL, Served, events, served
-from tests.server.oracle import OracleEngine
+from tests.server.oracle import LIMITS, OracleEngine
 
 pytestmark = pytest.mark.anyio
 SETTINGS = ServerSettings(MODEL)
@@ -257,6 +258,18 @@ async def test_the_tool_whose_schema_cannot_be_followed_is_named(name: str, choi
         assert (reply.status_code, error["param"]) == (400, "tools[1].function.parameters")
         assert "the tool get_it" in error["message"] and words in error["message"]
         assert "start:" not in error["message"] and "<[" not in error["message"]
+
+
+async def test_schemas_that_come_to_too_much_are_refused() -> None:
+    parameters = {"type": "object", "properties": {"a": {"enum": ["x" * (1 << 18)]}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool], "tool_choice": "required"}
+    engine = OracleEngine(limits_now=replace(LIMITS, max_context_len=1 << 20, max_prompt_len=1 << 20))
+    async with served(codec(HERMES), engine, SETTINGS) as case:
+        reply = await case.client.post(URL, json=body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "tool_choice")
+    assert "makes a grammar of more than" in error["message"]
 
 
 @pytest.mark.parametrize("name", REFUSED)

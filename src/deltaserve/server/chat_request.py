@@ -12,7 +12,7 @@ from deltaserve.server.structured_output import Constraint, PartSchema, constrai
 from deltaserve.server.text.answers.answer_grammar import AnswerShape, Calls, answer_grammar, can_bound
 from deltaserve.server.text.answers.answer_reader import AnswerReading, PromptEnd, ShowReasoning
 from deltaserve.server.text.answers.answer_syntax import AnswerSyntax
-from deltaserve.server.text.answers.call_grammar import loosened
+from deltaserve.server.text.answers.call_grammar import GrammarTooLarge, loosened
 from deltaserve.server.text.sample_text import TextOptions
 from deltaserve.server.text.text_codec import TextCodec
 from deltaserve.server.thinking import ReasoningLimit
@@ -122,9 +122,12 @@ def _constraint(request: ChatRequest, codec: TextCodec, prompt: Prompt, max_toke
         prompt_end=prompt_end,
         most_reasoning=None if limit is None else limit.tokens,
     )
-    grammar = answer_grammar(shape, answers.calls, answers.reasoning, codec.marker_tokens)
     asked = "tool_choice" if calls is Calls.MUST else "tools" if calls is Calls.MAY or limit is None else limit.param
     param = own.param if own is not None else asked
+    try:
+        grammar = answer_grammar(shape, answers.calls, answers.reasoning, codec.marker_tokens)
+    except GrammarTooLarge as error:
+        raise invalid(param, f"{param} makes {error}, as many are allowed") from error
     if grammar is not None:
         return Constraint(param, grammar, _client_schemas(tools) if calls is not Calls.NONE else ())
     if calls is Calls.MUST:

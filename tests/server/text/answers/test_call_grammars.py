@@ -11,7 +11,7 @@ from deltaserve.server.structured_output import json_grammar, lark_grammar
 from deltaserve.server.text.answers.answer_choice import FORMATS
 from deltaserve.server.text.answers.answer_grammar import AnswerShape, Calls, answer_grammar
 from deltaserve.server.text.answers.answer_reader import PromptEnd
-from deltaserve.server.text.answers.call_grammar import MarkerTokens, loosened
+from deltaserve.server.text.answers.call_grammar import GrammarTooLarge, MarkerTokens, loosened
 from tests.fixtures.harmony import MARKERS
 from tests.fixtures.tiny_tokenizer import byte_level
 from tests.server.text.answers.written import WRITERS, Call, Turn
@@ -98,6 +98,30 @@ def test_a_call_that_must_be_is_one_of_the_tools_and_keeps_to_its_schema(name: s
     assert not answers.allows("")
     if writer.think:
         assert answers.allows(answer_of(name, Turn(GOOD[0], reasoning="I < think\nso")))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_many_arguments_are_written_once_each(name: str) -> None:
+    """With what they refer to, and no other definition: those of one function once came to fifty megabytes."""
+    defined = {"Unit": {"enum": ["C", "F"]}, "Other": {"type": "string", "description": "x" * 1000}}
+    names = [f"a{number}" for number in range(100)]
+    properties = {each: {"$ref": "#/$defs/Unit"} for each in names}
+    tools = {"f": {"type": "object", "properties": properties, "additionalProperties": False, "$defs": defined}}
+    answers = Answers(name, shape(Calls.MUST, tools=tools))
+    for good in ({}, {"a3": "C"}, {"a98": "F", "a99": "C"}, dict.fromkeys(names, "F")):
+        assert answers.allows(answer_of(name, Turn([Call("f", good)]))), good
+    for bad in ({"a3": "K"}, {"b": "C"}):
+        assert not answers.allows(answer_of(name, Turn([Call("f", bad)]))), bad
+
+
+@pytest.mark.parametrize("name", [each for each in NAMES if WRITERS[each][0] != "gemma"])
+def test_schemas_that_come_to_too_much_are_refused_before_all_is_written(name: str) -> None:
+    """Those of `gemma` are of types alone."""
+    whole = {f"a{number}": {"type": "array", "items": {"$ref": "#"}} for number in range(50)}
+    tools = {f"f{number}": {"type": "object", "properties": whole} for number in range(1000)}
+    branch = FORMATS[WRITERS[name][0]]
+    with pytest.raises(GrammarTooLarge):
+        answer_grammar(shape(Calls.MUST, tools=tools), branch, None, MarkerTokens({}, {}))
 
 
 @pytest.mark.parametrize("name", NAMES)

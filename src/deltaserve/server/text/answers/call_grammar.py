@@ -3,10 +3,12 @@ among it."""
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from deltaserve.core.errors import DeltaserveError
+from deltaserve.core.sampling import MAX_GRAMMAR_BYTES
 from deltaserve.server.text.answers.answer_stream import Tools
 from deltaserve.server.text.answers.typed_values import target_of
 
@@ -22,6 +24,10 @@ what follows a literal would not be known from the literal on, and tokens that s
 _AS_CONTENT = {"whitespace_pattern": r"\x20"}
 """Where content may be JSON as well, which has white space anywhere: what a call is told by must be read alike."""
 TEXT = "/(?s:.*)/"
+
+
+class GrammarTooLarge(DeltaserveError):
+    """What tools come to in the format of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,8 @@ class CallGrammar:
     beside_content: bool = False
     """Whether an answer may be content of a grammar in place of calls."""
     rules: list[str] = field(default_factory=list)
+    json_len: int = 0
+    """Characters of all schemas that were written so far, each as often as it was."""
 
     def literal(self, text: str) -> str:
         """This text, in which markers may stand."""
@@ -77,16 +85,21 @@ class CallGrammar:
         return f"{self.rule(f'{inside}{{0,{self.most_reasoning}}}')} {marker}"
 
     def json(self, schema: Mapping[str, object]) -> str:
-        """JSON that satisfies a schema."""
+        """JSON that satisfies a schema. Raises GrammarTooLarge before what many of them come to fills the memory."""
         form = _AS_CONTENT if self.beside_content else _JSON_FORM
-        return "%json " + json.dumps({**schema, "x-guidance": form}, ensure_ascii=False)
+        text = "%json " + json.dumps({**schema, "x-guidance": form}, ensure_ascii=False)
+        self.json_len += len(text)
+        if self.json_len > MAX_GRAMMAR_BYTES:
+            raise GrammarTooLarge(f"a grammar of more than {MAX_GRAMMAR_BYTES} bytes")
+        return text
 
     def json_part(self, schema: object, root: Mapping[str, object]) -> str:
-        """JSON that satisfies a part of a schema, whose references are to be looked up in the whole."""
+        """JSON that satisfies a part of a schema, whose references are to be looked up in the whole. What they lead to
+        goes with it and no more: there may be a part for each name."""
         own = schema if isinstance(schema, dict) else {}
-        if not _refers(own) and not _refers(root):
+        if next(_references(own), None) is None:
             return self.json(own)
-        return self.json({"$defs": {_ROOT: _rooted(root)}, **_as_object(_rooted(own))})
+        return self.json({"$defs": {_ROOT: _rooted(_needed(own, root))}, **_as_object(_rooted(own))})
 
     def rule(self, body: str, options: str = "") -> str:
         """A rule of its own; its name."""
@@ -139,12 +152,14 @@ class CallGrammar:
         """Arguments, each written as `write` writes a name and its schema: those that are required, then any others in
         the order of the schema."""
         properties, required = schema.get("properties"), schema.get("required")
-        written = {key: write(key, own) for key, own in (properties if isinstance(properties, dict) else {}).items()}
+        own = properties if isinstance(properties, dict) else {}
+        written = {key: self.rule(write(key, each)) for key, each in own.items()}
         needed = [key for key in written if isinstance(required, list) and key in required]
         others = [written[key] for key in written if key not in needed]
         between = self.literal(separator)
-        tails = ["", *(f"({between} {each})?" for each in reversed(others))]
-        behind = [" ".join(reversed(tails[: k + 1])) for k in range(len(tails))]
+        behind = [""]  # what may follow the others up to the last one, up to the one before it, ...
+        for each in reversed(others):
+            behind.append(self.rule(f"({between} {each})? {behind[-1]}"))
         if needed:
             return self.rule(f"{f' {between} '.join(written[key] for key in needed)} {behind[-1]}")
         if not others:
@@ -179,10 +194,32 @@ def _literal(text: str, known: Mapping[str, int]) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
-def _refers(schema: object) -> bool:
-    if isinstance(schema, list):
-        return any(map(_refers, schema))
-    return isinstance(schema, dict) and ("$ref" in schema or any(map(_refers, schema.values())))
+def _references(schema: object) -> Iterator[str]:
+    """What a schema refers to, itself and in its parts."""
+    if isinstance(schema, dict) and isinstance(ref := schema.get("$ref"), str):
+        yield ref
+    inner = schema if isinstance(schema, list) else schema.values() if isinstance(schema, dict) else ()
+    for each in inner:
+        yield from _references(each)
+
+
+def _needed(own: Mapping[str, object], root: Mapping[str, object]) -> Mapping[str, object]:
+    """The definitions of the whole that a part of it refers to, themselves and through others; the whole where it
+    refers to anything else."""
+    found: dict[str, dict[str, object]] = {}
+    waiting: list[object] = [own]
+    while waiting:
+        for ref in _references(waiting.pop()):
+            group, _, name = ref.removeprefix("#/").partition("/")
+            name = name.partition("/")[0]
+            defined = root.get(group)
+            if not ref.startswith(_REFERENCES) or not isinstance(defined, dict) or name not in defined:
+                return root
+            known = found.setdefault(group, {})
+            if name not in known:
+                known[name] = defined[name]
+                waiting.append(defined[name])
+    return found
 
 
 def _rooted(schema: object) -> object:
