@@ -1047,4 +1047,11 @@ MUTANTS = (
         "        worker.revision = revision_of(hello)\n",
         "        worker.revision = worker.revision or revision_of(hello)\n",
     ),
+    Mutant(
+        "resumes_with_an_exchanged_prefill",
+        "V1",
+        _WORKERS,
+        "if prefill is None or self._workers[prefill].revision != self._workers[decode].revision:\n",
+        "if prefill is None:\n",
+    ),
 )

@@ -252,7 +252,8 @@ class Lifecycle:
         if not self._is_complete(live):
             self._counts["resumed"] += 1
             live.forget_held()
-            self.submit(live, now)
+            assert live.placement is not None
+            self._send_submit(live, self._workers.fellow(live.placement.decode, live.placement.prefill), now)
 
     def finish(self, live: LiveRoom, output_len: int) -> None:
         """The client has all it wants."""
@@ -272,12 +273,17 @@ class Lifecycle:
         return finish is not None
 
     def submit(self, live: LiveRoom, now: float) -> None:
+        """Send it where it has just been placed."""
         assert live.placement is not None  # whoever submits has placed it
+        prefill = live.placement.prefill
+        self._send_submit(live, None if prefill is None else self._workers.address(prefill), now)
+
+    def _send_submit(self, live: LiveRoom, prefill: PeerAddress | None, now: float) -> None:
+        assert live.placement is not None  # see `submit`, `resume`
         decode = self._workers.get(live.placement.decode)
         assert decode is not None  # a worker that a room is placed on is never forgotten
         live.epoch += 1
-        submit = _submit(live, decode, self._workers.fellow(decode, live.placement.prefill), now)
-        self._to_decode(live, submit)
+        self._to_decode(live, _submit(live, decode, prefill, now))
         live.quiet_since = now
 
     def _to_decode(self, live: LiveRoom, message: Message) -> None:

@@ -94,11 +94,15 @@ class Workers:
         """Workers of a revision that take rooms now; without any where there are none."""
         return next((pool for pool in self.pools() if pool.revision == revision), Pool(revision))
 
-    def fellow(self, decode: Worker, name: PeerName | None) -> PeerAddress | None:
-        """Where a prefill worker listens, if it is of the decode worker's revision. It may have been exchanged in its
+    def address(self, name: PeerName) -> PeerAddress:
+        return self._workers[name].member.address
+
+    def fellow(self, decode: PeerName, prefill: PeerName | None) -> PeerAddress | None:
+        """Where a prefill worker listens, if it is of the decode worker's revision: it may have been exchanged in its
         place since a room was placed on both."""
-        prefill = None if name is None else self._workers[name]
-        return prefill.member.address if prefill is not None and prefill.revision == decode.revision else None
+        if prefill is None or self._workers[prefill].revision != self._workers[decode].revision:
+            return None
+        return self.address(prefill)
 
     @property
     def alone_role(self) -> Role:
