@@ -17,7 +17,15 @@ from deltaserve.model.answer_grammars import (
     check_multiples,
     without_merges,
 )
-from deltaserve.server.structured_output import MAX_CHOICES, any_grammar, choice_grammar, json_grammar, regex_grammar
+from deltaserve.model.grammar_schemas import schemas_in
+from deltaserve.server.structured_output import (
+    MAX_CHOICES,
+    any_grammar,
+    choice_grammar,
+    json_grammar,
+    lark_grammar,
+    regex_grammar,
+)
 from tests.fixtures.tiny_tokenizer import byte_level
 from tools.drawn_schemas import drawn_schema
 
@@ -38,25 +46,68 @@ def grammar_of(values: Sequence[float]) -> str:
 
 @pytest.mark.parametrize("values", FOLLOWED)
 def test_remainders_that_are_few_are_followed(values: Sequence[float]) -> None:
-    check_multiples(grammar_of(values))
+    check_multiples(schemas_in(grammar_of(values)))
 
 
 @pytest.mark.parametrize("values", REFUSED)
 def test_remainders_that_are_many_are_refused_before_a_state_is_built(values: Sequence[float]) -> None:
     with pytest.raises(GrammarError, match="multipleOf"):
-        check_multiples(grammar_of(values))
+        check_multiples(schemas_in(grammar_of(values)))
 
 
 @pytest.mark.parametrize("name", ["multipleOf", "multiple\\u004ff", "\\u006dultipleOf"])
 def test_a_schema_inside_a_grammar_is_no_way_round(name: str) -> None:
     lark = f'start: %json {{"type": "integer", "{name}" : 9999991}}'
     with pytest.raises(GrammarError, match="multipleOf"):
-        check_multiples(json.dumps({"grammars": [{"lark_grammar": lark}]}))
+        check_multiples(schemas_in(lark_grammar(lark)))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        choice_grammar(['"multipleOf": 1e300', '{"multipleOf": 9999991}', '%json {"multipleOf": 9999991}']),
+        *(
+            json_grammar({"properties": {"x": schema}, "description": '"multipleOf": 1e300'}, "schema")
+            for schema in (
+                {"const": {"multipleOf": 1e300}},
+                {"enum": ['"multipleOf": 1e300', {"multipleOf": 9_999_991}]},
+                {"default": {"multipleOf": 1e300}, "examples": [{"multipleOf": 1e300}]},
+                {"type": "object", "properties": {"multipleOf": {"const": 1e300}}},
+            )
+        ),
+    ],
+)
+def test_what_is_no_schema_may_be_spelled_like_one(grammar: str) -> None:
+    tokenizer = byte_level(("<|eos|>",)).to_str()
+    assert not AnswerGrammars(lambda: AnswerVocabulary(tokenizer, 257, (256,))).matcher(grammar).is_error()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/examples/0", "examples": [{"multipleOf": 9_999_991}]},
+        {"$ref": "#/x~1y%7Ez", "x/y~z": {"items": {"multipleOf": 9_999_991}}},
+        {"$ref": "#/x%2Fy", "x/y": {}, "x": {"y": {"multipleOf": 9_999_991}}},
+        {"$ref": "#here", "default": {"$anchor": "here", "multipleOf": 9_999_991}},
+        {"properties": {"x": {"$id": "http://a/b", "$ref": "#/default", "default": {"multipleOf": 9_999_991}}}},
+        {"anyOf": [{"prefixItems": [{"additionalProperties": {"multipleOf": 9_999_991}}]}]},
+        {"patternProperties": {"x": {"allOf": [{"oneOf": [{"items": {"multipleOf": 9_999_991}}]}]}}},
+    ],
+)
+def test_remainders_are_found_wherever_a_schema_may_stand(schema: dict[str, object]) -> None:
+    with pytest.raises(GrammarError, match="multipleOf"):
+        check_multiples(schemas_in(json_grammar(schema, "schema")))
 
 
 def test_a_run_of_backslashes_is_read_once() -> None:
     """One that is looked through from each of its characters takes hours, in which the process does nothing else."""
-    check_multiples(json.dumps({"grammars": [{"json_schema": {"description": "\\" * (1 << 21)}}]}))
+    check_multiples(schemas_in(json.dumps({"grammars": [{"json_schema": {"description": "\\" * (1 << 21)}}]})))
+
+
+def test_what_is_no_json_is_not_read_again_and_again() -> None:
+    """Where an error is, is counted in lines from the beginning."""
+    with pytest.raises(ValueError):
+        schemas_in(lark_grammar('%json ["' * (1 << 18)))
 
 
 def test_masks_are_the_same_without_merges() -> None:

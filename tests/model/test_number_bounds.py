@@ -8,6 +8,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from deltaserve.model.answer_grammars import AnswerGrammars, AnswerVocabulary, GrammarError
+from deltaserve.model.grammar_schemas import GrammarSchema
 from deltaserve.model.number_bounds import loose_bound
 from deltaserve.server.structured_output import json_grammar
 from tests.fixtures.tiny_tokenizer import byte_level
@@ -20,6 +21,10 @@ BYTES = LLTokenizer("byte")
 
 def grammar_of(schema: dict[str, Any]) -> str:
     return json.dumps({"grammars": [{"json_schema": schema}]})
+
+
+def loose_of(schema: dict[str, Any]) -> str | None:
+    return loose_bound(GrammarSchema(schema))
 
 
 def allows(grammar: str, text: str) -> bool:
@@ -44,7 +49,7 @@ def test_what_is_followed_allows_nothing_else(low: str, high: str) -> None:
         if least >= most:
             continue
         wrong = [t for t in TEXTS if allows(grammar_of(schema), t) and not satisfies(float(t), schema)]
-        if loose_bound(grammar_of(schema)) is None:
+        if loose_of(schema) is None:
             assert not wrong, schema
             num_followed += 1
         else:
@@ -73,4 +78,8 @@ def test_a_loose_bound_is_refused_wherever_it_stands(schema: dict[str, Any]) -> 
 
 def test_bounds_of_different_numbers_are_no_matter_of_each_other() -> None:
     price, share = {"type": "number", "exclusiveMinimum": 0}, {"type": "number", "maximum": 0.5}
-    assert loose_bound(grammar_of({"properties": {"price": price, "share": share}})) is None
+    assert loose_of({"properties": {"price": price, "share": share}}) is None
+
+
+def test_bounds_in_a_constant_are_none() -> None:
+    assert loose_of({"const": {"exclusiveMinimum": 1, "maximum": 1.5}}) is None

@@ -5,9 +5,8 @@ limits, so what the front takes the worker can draw by. A compiled grammar stays
 """
 
 import math
-import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
@@ -18,6 +17,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from deltaserve.core.errors import ENDS_THE_CALLER, DeltaserveError
+from deltaserve.model.grammar_schemas import GrammarSchema, schemas_in
 from deltaserve.model.number_bounds import loose_bound
 
 _MOST_KEPT, _MOST_KEPT_BYTES = 32, 4 << 20
@@ -29,9 +29,6 @@ MAX_LEXER_STATES = 20_000
 _MOST_MULTIPLES = 100_000
 """Sum of all `multipleOf`, and their least common multiple: llguidance builds a state for each remainder, of which
 100,000 take a third of a second and 30 MB, and no limit of its own is about those."""
-_MULTIPLE = re.compile(r'multipleOf\\*"\s*:\s*([0-9.eE+-]{1,64})')
-_ESCAPED = re.compile(r"(?<!\\)\\+u([0-9a-fA-F]{4})")
-"""Looked for where a run of backslashes begins alone: from each of them the time would grow with the run's square."""
 _MOST_DIGITS = 12
 _FEW = 1000
 
@@ -114,10 +111,9 @@ class AnswerGrammars:
         raise GrammarError(reason)
 
     def _compile_or_raise(self, grammar: str) -> LLMatcher:
-        check_multiples(grammar)
-        if (loose := loose_bound(grammar)) is not None:
-            raise GrammarError(loose)
-        matcher = LLMatcher(self._read_tokenizer(), spelled_freely(grammar), limits=_limits(), log_level=0)
+        check_schemas(grammar)
+        exact = spelled_freely(grammar)
+        matcher = LLMatcher(self._read_tokenizer(), exact, limits=_limits(), log_level=0)
         if not matcher.is_error() and (warnings := matcher.get_grammar_warnings()):
             raise GrammarError(warnings[0])  # the grammar would say less than what was asked
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()  # its first tokens: most of the lexer's work
@@ -174,10 +170,19 @@ def spelled_freely(grammar: str) -> str:
     return msgspec.json.encode(parts).decode()
 
 
-def check_multiples(grammar: str) -> None:
-    """Raises GrammarError where `multipleOf` asks for too many remainders, however its schema came into the grammar."""
-    plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), grammar)
-    values = [abs(value) for text in _MULTIPLE.findall(plain) if (value := _decimal(text)) is not None]
+def check_schemas(grammar: str) -> None:
+    """Raises GrammarError where a schema asks for what would be allowed too loosely, or take too many states."""
+    schemas = schemas_in(grammar)
+    check_multiples(schemas)
+    for schema in schemas:
+        if (loose := loose_bound(schema)) is not None:
+            raise GrammarError(loose)
+
+
+def check_multiples(schemas: Sequence[GrammarSchema]) -> None:
+    """Raises GrammarError where `multipleOf`, all of it together, asks for too many remainders."""
+    given = [part["multipleOf"] for schema in schemas for part in schema.parts if "multipleOf" in part]
+    values = [abs(Decimal(str(value))) for value in given if _is_finite(value)]
     for value in values:
         exponent = value.as_tuple().exponent
         is_small = isinstance(exponent, int) and exponent >= -_MOST_DIGITS and value.adjusted() < _MOST_DIGITS
@@ -202,11 +207,9 @@ def _num_states(value: Decimal) -> int:
     return digits if digits <= _FEW else int(value.scaleb(_places(value)))
 
 
-def _decimal(text: str) -> Decimal | None:
-    try:
-        return Decimal(text)
-    except ArithmeticError:
-        return None  # no JSON either: it is refused for that
+def _is_finite(value: object) -> bool:
+    """Whether it is a number. What else stands there is refused by who compiles it."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def error_of(matcher: LLMatcher) -> str:

@@ -1,50 +1,24 @@
-"""Bounds of numbers that llguidance follows too loosely, found in a grammar before it is compiled."""
+"""Bounds of numbers that llguidance follows too loosely, found in a schema before it is compiled."""
 
-import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_LARK_SCHEMA = re.compile(r"%json\s*")
+from deltaserve.model.grammar_schemas import GrammarSchema
+
 _TOGETHER, _EACH = "allOf", ("anyOf", "oneOf")
 Bounds = Mapping[str, float]
 
 
-def loose_bound(grammar: str) -> str | None:
-    """What of a grammar would be allowed though its schema excludes it, in words; None: nothing of this kind.
+def loose_bound(schema: GrammarSchema) -> str | None:
+    """What of a schema would be allowed though it excludes it, in words; None: nothing of this kind.
 
     llguidance 1.9 writes the numbers between two bounds of one integer part as digits behind that part, or none: so a
     whole number that is excluded as the bound nearer to zero is among them.
     """
-    if "xclusiveM" not in grammar:
+    if not any("exclusiveMinimum" in part or "exclusiveMaximum" in part for part in schema.parts):
         return None
-    return next((told for schema in _schemas_in(grammar) for told in _loose_in(schema)), None)
-
-
-def _schemas_in(grammar: str) -> Iterator[Any]:
-    try:
-        parts = json.loads(grammar)["grammars"]
-    except (ValueError, KeyError, TypeError):
-        return  # it is refused by who compiles it
-    for part in parts:
-        if "json_schema" in part:
-            yield part["json_schema"]
-        for found in _LARK_SCHEMA.finditer(part.get("lark_grammar") or ""):
-            try:
-                yield json.JSONDecoder().raw_decode(part["lark_grammar"], found.end())[0]
-            except ValueError:
-                continue
-
-
-def _loose_in(schema: Any) -> Iterator[str]:
-    waiting = [schema]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, dict):
-            waiting += node.values()
-            yield from filter(None, map(_loose, _merged(node)))
-        elif isinstance(node, list):
-            waiting += node
+    found = (told for part in schema.parts for bounds in _merged(part) if (told := _loose(bounds)) is not None)
+    return next(found, None)
 
 
 def _merged(node: Mapping[str, Any]) -> Iterator[Bounds]:
