@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from deltaserve.core.errors import ENDS_THE_CALLER, DeltaserveError
 from deltaserve.model.grammar_schemas import GrammarSchema, schemas_in
 from deltaserve.model.number_bounds import loose_bound
+from deltaserve.model.object_names import with_exact_names
 
 _MOST_KEPT, _MOST_KEPT_BYTES = 32, 4 << 20
 """Compiled grammars, and bytes of their texts, that are kept. One grows to some thirty megabytes before it meets its
@@ -112,7 +113,7 @@ class AnswerGrammars:
 
     def _compile_or_raise(self, grammar: str) -> LLMatcher:
         check_schemas(grammar)
-        exact = spelled_freely(grammar)
+        exact = spelled_freely(with_exact_names(grammar))
         matcher = LLMatcher(self._read_tokenizer(), exact, limits=_limits(), log_level=0)
         if not matcher.is_error() and (warnings := matcher.get_grammar_warnings()):
             raise GrammarError(warnings[0])  # the grammar would say less than what was asked
