@@ -18,6 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from deltaserve.core.errors import ENDS_THE_CALLER, DeltaserveError
 from deltaserve.model.grammar_schemas import GrammarSchema, schemas_in
+from deltaserve.model.member_counts import loose_count
 from deltaserve.model.number_bounds import loose_bound
 from deltaserve.model.object_names import with_exact_names
 
@@ -176,7 +177,7 @@ def check_schemas(grammar: str) -> None:
     schemas = schemas_in(grammar)
     check_multiples(schemas)
     for schema in schemas:
-        if (loose := loose_bound(schema)) is not None:
+        if (loose := loose_bound(schema) or loose_count(schema)) is not None:
             raise GrammarError(loose)
 
 
