@@ -1,7 +1,7 @@
 """Bounds of grammars that llguidance does not have."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from traceback import walk_tb
 
@@ -9,6 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from deltaserve.core.sampling import MAX_GRAMMAR_BYTES
 from deltaserve.model.answer_grammars import (
     MAX_LEXER_STATES,
     AnswerGrammars,
@@ -192,6 +193,36 @@ def test_large_objects_end_at_a_limit_and_drawn_schemas_do_not() -> None:
     assert not grammars.matcher(json_grammar(fitting, "schema")).is_error()
     for number in range(1000):
         assert not grammars.matcher(json_grammar(drawn_schema(number), "schema", "")).is_error(), number
+
+
+LONG_CHAINS: Mapping[str, Callable[[], str]] = {
+    "references": lambda: json_grammar({"$ref": "#/$defs/0", "$defs": chain_of(3000, lambda ref: ref)}, "schema"),
+    "alternatives": lambda: json_grammar(
+        {"$ref": "#/$defs/0", "$defs": chain_of(1900, lambda ref: {"anyOf": [ref, {"type": "null"}]})}, "schema"
+    ),
+    "rules": lambda: any_grammar(
+        "start: r0\n" + "".join(f'r{n}: "a" r{n + 1}\n' for n in range(6000)) + 'r6000: "b"', "grammar"
+    ),
+    "terminals": lambda: any_grammar(
+        "start: R0\n" + "".join(f'R{n}: "a" R{n + 1}\n' for n in range(6000)) + 'R6000: "b"', "grammar"
+    ),
+}
+
+
+def chain_of(num: int, link: Callable[[dict[str, object]], dict[str, object]]) -> dict[str, object]:
+    """Definitions of which each refers to the next one."""
+    links: dict[str, object] = {str(n): link({"$ref": f"#/$defs/{n + 1}"}) for n in range(num)}
+    return {**links, str(num): {"type": "integer"}}
+
+
+@pytest.mark.parametrize("name", LONG_CHAINS)
+def test_the_longest_chains_do_not_end_the_process(name: str) -> None:
+    tokenizer = byte_level(("<|eos|>",))
+    grammars = AnswerGrammars(lambda: AnswerVocabulary(tokenizer.to_str(), 257, (256,)))
+    grammar = LONG_CHAINS[name]()
+    assert MAX_GRAMMAR_BYTES * 3 // 4 < len(grammar) <= MAX_GRAMMAR_BYTES
+    matcher = grammars.matcher(grammar)
+    assert allowed_tokens(matcher, 257), "nor does a mask, in a thread of the usual stack"
 
 
 @pytest.mark.parametrize("pattern", ["(a{1000}){3000}", "(a{300}){300}", "((a{100}){100}b{50}){100}"])

@@ -6,12 +6,13 @@ limits, so what the front takes the worker can draw by. A compiled grammar stays
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
-from threading import Lock
+from threading import Lock, stack_size
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -33,6 +34,11 @@ _MOST_MULTIPLES = 100_000
 100,000 take a third of a second and 30 MB, and no limit of its own is about those."""
 _MOST_DIGITS = 12
 _FEW = 1000
+_STACK_BYTES = 256 << 20
+"""Stack of a thread that compiles, taken as far as it is used: llguidance follows references by recursion, and a chain
+of a thousand ran over the usual one, which ended the process. The longest ones that fit into a grammar need a sixth."""
+_starting = Lock()
+"""Held while a thread of such a stack may be started: the size is one of the process."""
 
 
 class GrammarError(DeltaserveError):
@@ -72,7 +78,8 @@ class AnswerGrammars:
         with self._lock:
             compiled = self._kept.get(grammar)
             if compiled is None:
-                compiled = self._kept[grammar] = self._threads.submit(self._compile, grammar)
+                with _deep_stacks():
+                    compiled = self._kept[grammar] = self._threads.submit(self._compile, grammar)
                 self._kept_bytes += len(grammar)
             self._kept.move_to_end(grammar)
             while len(self._kept) > 1 and (len(self._kept) > _MOST_KEPT or self._kept_bytes > _MOST_KEPT_BYTES):
@@ -138,6 +145,17 @@ class AnswerGrammars:
             except ValueError as error:
                 raise GrammarError(f"the model's tokenizer cannot be used for grammars: {error}") from error
         return self._tokenizer
+
+
+@contextmanager
+def _deep_stacks() -> Iterator[None]:
+    """Threads that are started inside have the stack of `_STACK_BYTES`."""
+    with _starting:
+        usual = stack_size(_STACK_BYTES)
+        try:
+            yield
+        finally:
+            stack_size(usual)
 
 
 def without_merges(tokenizer: str) -> str:
