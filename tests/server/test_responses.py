@@ -11,7 +11,7 @@ import pytest
 from deltaserve.core.errors import FailReason, RequestFailed
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
-from tests.server.agents import ANSWERS, CONVERSATION, FUNCTION, RESPONSES, TEXT, THOUGHT, agents_codec, saying
+from tests.server.agents import ANSWERS, CALLS, CONVERSATION, FUNCTION, RESPONSES, TEXT, THOUGHT, agents_codec, saying
 from tests.server.agents import named_events as events
 from tests.server.conftest import MODEL, served
 from tests.server.oracle import OracleEngine
@@ -135,6 +135,20 @@ async def test_logprobs_of_the_text(agents: TextCodec, answer: str, asked: dict[
     assert len(part["logprobs"][0]["top_logprobs"]) == asked.get("top_logprobs", 0)
     streamed = [entry for name, body in told if name == "response.output_text.delta" for entry in body["logprobs"]]
     assert streamed == part["logprobs"], "those of the end, too, which has no text"
+
+
+async def test_an_answer_that_goes_on_behind_its_call_may_be_sent_back(agents: TextCodec) -> None:
+    """As it came, with what the call returned: the text is of the turn that calls, wherever it stands."""
+    engine = OracleEngine(answer=saying(agents, f"{CALLS}\n{TEXT}"))
+    async with served(agents, engine, SETTINGS) as case:
+        call, text = (await case.client.post(RESPONSES, json=BODY)).json()["output"]
+        assert (call["type"], text["type"]) == ("function_call", "message")
+        returned = {"type": "function_call_output", "call_id": call["call_id"], "output": "7 C"}
+        for items in ([call, text], [text, call]):
+            asked = [{"role": "user", "content": "hi"}, *items, returned]
+            reply = await case.client.post(RESPONSES, json=BODY | {"input": asked})
+            assert reply.status_code == 200, reply.text
+    assert engine.opened[1].prompt == engine.opened[2].prompt
 
 
 async def test_what_was_asked_for_is_told_again(agents: TextCodec) -> None:

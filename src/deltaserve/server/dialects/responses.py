@@ -218,6 +218,8 @@ def _message(turns: Turns, item: Mapping[str, object], place: str) -> None:
     last = turns.messages[-1] if turns.messages else {}
     if read.role == "assistant" and last.keys() == {"role", "reasoning_content"}:
         last["content"] = content  # the reasoning before it is that of this answer
+    elif read.role == "assistant" and "tool_calls" in last:  # said beside the calls, whose results follow
+        last["content"] = [*_parts(last.get("content")), *_parts(content)]
     else:
         turns.add(place, role=read.role, content=content)
 
@@ -227,6 +229,13 @@ def _content(content: str | Sequence[Mapping[str, object]]) -> object:
         return content
     without = ("annotations", "logprobs", "prompt_cache_breakpoint")
     return [{name: value for name, value in part.items() if name not in without} for part in content]
+
+
+def _parts(content: object) -> list[object]:
+    """A message's content as a list of parts."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return list(content) if isinstance(content, list) else []
 
 
 def _call(turns: Turns, item: Mapping[str, object], place: str) -> None:
