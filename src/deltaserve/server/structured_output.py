@@ -15,13 +15,13 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import gbnf_to_lark
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from deltaserve.core.sampling import MAX_GRAMMAR_BYTES
 from deltaserve.model.answer_grammars import AnswerGrammars, GrammarError
 from deltaserve.server.api_errors import ApiError, excerpt, invalid, unsupported
 from deltaserve.server.body_fields import BodyPart, Items
+from deltaserve.server.gbnf import lark_of
 from deltaserve.server.sampling_fields import SamplingFields
 from deltaserve.server.text.text_codec import TextCodec
 
@@ -29,8 +29,6 @@ SPACES = r"(?:\x20|\r?\x0A[\x20\x09]{0,32})"
 """White space between the parts of JSON: one blank, or a new line and its indentation. A model may write any other for
 ever."""
 MAX_CHOICES = 4096
-MAX_RULES = 512
-"""Rules of a grammar in GBNF: the time that its translation takes grows with their square, and is the interpreter's."""
 _LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start[^\S\n]*:)", re.MULTILINE)
 """What tells Lark from GBNF. llguidance's own pattern crosses lines: on empty ones it takes minutes."""
 _NUM_THREADS = 4
@@ -188,10 +186,8 @@ def any_grammar(text: str, param: str) -> str:
     _check_size(text, param)
     if _LARK.search(text):
         return lark_grammar(text)
-    if text.count("::=") > MAX_RULES:
-        raise _unusable(param, f"it has more than {MAX_RULES} rules")
     try:
-        return lark_grammar(gbnf_to_lark(text))
+        return lark_grammar(lark_of(text))
     except Exception as error:  # it is written by hand, and raises whatever comes
         raise _unusable(param, _GBNF_ERRORS.get(type(error)) or str(error)) from error
 
