@@ -64,6 +64,7 @@ VENDOR_FILES = {
     "flashinfer": "flashinfer",
     "zmq": "link",
     "ray": "ray",
+    "dynamo": "dynamo",
 }
 """Vendor library -> word that must occur in the module name that imports it."""
 RUN_TIME_IMPORTS = {"__import__", "import_module", "importlib.import_module"}
@@ -72,6 +73,7 @@ LAZY_IMPORTS: dict[str, str] = {
     "deltaserve.compute.attention.attention_choice": "what a backend computes with is optional, and asks once imported",
     "deltaserve.compute.layers.ops_choice": "Triton is optional, and only a GPU's operators need it",
     "deltaserve.compute.executor.draws_choice": "Triton is optional, and draws on GPUs only",
+    "deltaserve.commands.dynamo.command": "Dynamo is optional, and the server is asked first",
     "deltaserve.commands.bench.sweep_chart": "matplotlib is optional, and only a sweep that draws needs it",
     "deltaserve.transports.local.kind": "torch and Triton are loaded where pages of a GPU move: nobody else needs them",
     "deltaserve.transports.nixl.library": "which of NIXL's builds fits depends on torch's",

@@ -73,6 +73,7 @@ def test_every_extra_is_used() -> None:
         "uvloop",
         "otel",
         "ray",
+        "dynamo",
         "triton",
         "flashinfer",
         "deploy",

@@ -35,6 +35,8 @@ class Client:
     model: Served = Served.LANGUAGE
     is_router: bool = False
     """It is put in front of a prefill and a decode worker with --http, and must answer as the server does."""
+    starts_servers: bool = False
+    """Its checks start servers of their own: they are told this Python."""
     bare: tuple[str, ...] = ()
     """Installed without what they ask for; if there are any, their version is shown."""
 
@@ -76,5 +78,14 @@ CLIENTS = {
     ),
     "sglang-router": Client(("sglang-router",), model=Served.RECALL, is_router=True),
     "smg": Client(("smg",), model=Served.RECALL, is_router=True),
+    "dynamo": Client(
+        (
+            *("ai-dynamo-runtime", "aiohttp", "kubernetes<33", "msgspec", "prometheus-client", "pyzmq", "redis<9"),
+            *("tqdm", "transformers", "zstandard", "httpx", "psutil"),
+        ),
+        model=Served.RECALL,
+        starts_servers=True,
+        bare=("ai-dynamo",),
+    ),
 }
 """By name."""

@@ -75,7 +75,8 @@ def _rows(chosen: list[Environment], place: Place, folder: Path) -> Iterator[Row
             with serving(served, place, folder / f"serve-{served.value}.log"):
                 for environment in clients:
                     if not environment.client.is_router:
-                        yield _checked(environment, served, place)
+                        told = [sys.executable] if environment.client.starts_servers else []
+                        yield _checked(environment, served, place, told)
                         continue
                     with halves(served, place.port + 4, folder) as told:
                         yield _checked(environment, served, place, told)

@@ -10,8 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.clients.harness import Check, Server, require, run_on
+from tools.clients.router_http import answer_of, events_of, post, status_of, texts_of, until
 
-_WAIT_S = 120.0
 _COLOURS = "fox red dog blue cat grey owl brown bee gold ant black "
 _DOCUMENT = _COLOURS * 12
 _GREEDY = {"temperature": 0, "ignore_eos": True, "skip_special_tokens": False}
@@ -61,63 +59,16 @@ def _routing(command: Sequence[str], pair: Pair) -> Iterator[str]:
     router = subprocess.Popen(argv, stdout=sys.stderr, stderr=sys.stderr)
     url = f"http://127.0.0.1:{port}"
     try:
-        _until(lambda: _status(f"{url}/readiness") == 200)
+        until(lambda: status_of(f"{url}/readiness") == 200)
         yield url
     finally:
         router.kill()
         router.wait()
 
 
-def _until(condition: Any) -> None:
-    until = time.monotonic() + _WAIT_S
-    while not condition():
-        require(time.monotonic() < until, "it took too long")
-        time.sleep(0.1)
-
-
-def _status(url: str) -> int:
-    try:
-        with urllib.request.urlopen(url) as reply:
-            return int(reply.status)
-    except OSError:
-        return 0
-
-
-def _post(url: str, body: object) -> tuple[int, str]:
-    """Status and text of the answer, also of an error."""
-    data = json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request) as reply:
-            return int(reply.status), reply.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-def _answer(base: str | None, path: str, body: object) -> Any:
-    status, text = _post(f"{base}{path}", body)
-    require(status == 200, (status, text))
-    return json.loads(text)
-
-
-def _events(base: str | None, path: str, body: dict[str, object]) -> list[Any]:
-    status, text = _post(f"{base}{path}", {**body, "stream": True})
-    require(status == 200, (status, text))
-    lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
-    require(lines[-1] == "[DONE]", lines[-1])
-    return [json.loads(line) for line in lines[:-1]]
-
-
 def _both(server: Server, path: str, body: Mapping[str, object]) -> tuple[Any, Any]:
     """The router's answer, and the server's own."""
-    return _answer(server.router, path, body), _answer(server.url, path, body)
-
-
-def _texts(answer: Any) -> list[str]:
-    found = [choice["text"] if "text" in choice else choice["message"]["content"] for choice in answer["choices"]]
-    require(all(found), answer)
-    return found
+    return answer_of(server.router, path, body), answer_of(server.url, path, body)
 
 
 def models(server: Server) -> None:
@@ -129,7 +80,7 @@ def models(server: Server) -> None:
 def chat(server: Server) -> None:
     body = {"model": server.model, "messages": [{"role": "user", "content": _COLOURS}], "max_tokens": 8, **_GREEDY}
     ours, own = _both(server, "/v1/chat/completions", body)
-    require(_texts(ours) == _texts(own), (ours, own))
+    require(texts_of(ours) == texts_of(own), (ours, own))
     require(ours["usage"]["completion_tokens"] == 8, ours)
 
 
@@ -138,8 +89,8 @@ def chat_with_several_answers(server: Server) -> None:
     body = {"model": server.model, "messages": messages, "max_tokens": 8, "n": 3, "seed": 5, **_GREEDY}
     body["temperature"] = 1
     ours, own = _both(server, "/v1/chat/completions", body)
-    require(len(_texts(ours)) == 3, ours)
-    require(_texts(ours) == _texts(own), (ours, own))
+    require(len(texts_of(ours)) == 3, ours)
+    require(texts_of(ours) == texts_of(own), (ours, own))
 
 
 def chat_stream(server: Server) -> None:
@@ -147,7 +98,7 @@ def chat_stream(server: Server) -> None:
     body = {"model": server.model, "messages": messages, "max_tokens": 8, **_GREEDY}
     told = [
         "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
-        for events in (_events(base, "/v1/chat/completions", body) for base in (server.router, server.url))
+        for events in (events_of(base, "/v1/chat/completions", body) for base in (server.router, server.url))
     ]
     require(told[0] == told[1] and told[0], told)
 
@@ -155,15 +106,15 @@ def chat_stream(server: Server) -> None:
 def completions_of_a_list(server: Server) -> None:
     body = {"model": server.model, "prompt": [_COLOURS, "fox", _DOCUMENT], "max_tokens": 8, **_GREEDY}
     ours, own = _both(server, "/v1/completions", body)
-    require(len(_texts(ours)) == 3, ours)
-    require(_texts(ours) == _texts(own), (ours, own))
+    require(len(texts_of(ours)) == 3, ours)
+    require(texts_of(ours) == texts_of(own), (ours, own))
 
 
 def completion_stream(server: Server) -> None:
     body = {"model": server.model, "prompt": _DOCUMENT, "max_tokens": 8, **_GREEDY}
     told = [
         "".join(choice["text"] for event in events for choice in event["choices"])
-        for events in (_events(base, "/v1/completions", body) for base in (server.router, server.url))
+        for events in (events_of(base, "/v1/completions", body) for base in (server.router, server.url))
     ]
     require(told[0] == told[1] and told[0], told)
 
@@ -187,7 +138,7 @@ def generate_of_a_batch(server: Server) -> None:
 def only_the_delta_moves(server: Server) -> None:
     def moved(last: str) -> tuple[int, int]:
         body = {"text": f"{_DOCUMENT}{last}", "sampling_params": {**_SAMPLING, "max_new_tokens": 2}}
-        found = _answer(server.router, "/generate", body)["meta_info"]
+        found = answer_of(server.router, "/generate", body)["meta_info"]
         return found["prompt_tokens"], found["cached_tokens_details"]["decode"]
 
     moved("cow white")
@@ -198,7 +149,7 @@ def only_the_delta_moves(server: Server) -> None:
 def many_at_once(server: Server) -> None:
     def ask(base: str | None, number: int) -> Any:
         body = {"text": f"{_COLOURS}{number}", "sampling_params": _SAMPLING}
-        return _answer(base, "/generate", body)["output_ids"]
+        return answer_of(base, "/generate", body)["output_ids"]
 
     with ThreadPoolExecutor(8) as pool:
         ours = list(pool.map(lambda number: ask(server.router, number), range(24)))
@@ -207,24 +158,24 @@ def many_at_once(server: Server) -> None:
 
 def a_bad_body_is_refused(server: Server) -> None:
     body = {"model": server.model, "prompt": "fox", "max_tokens": 10**6}
-    status, text = _post(f"{server.router}/v1/completions", body)
+    status, text = post(f"{server.router}/v1/completions", body)
     require(status == 400 and "max_tokens" in text, (status, text))
 
 
 def _checks(pair: Pair) -> list[Check]:
     def a_killed_prefill_worker(server: Server) -> None:
         body = {"text": f"{_DOCUMENT}elk", "sampling_params": _SAMPLING}
-        own = _answer(server.url, "/generate", body)["output_ids"]
+        own = answer_of(server.url, "/generate", body)["output_ids"]
         worker = _worker_of(int(pair.prefill_pid))
         os.kill(worker, signal.SIGSTOP)
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(_post, f"{server.router}/generate", body)
-            _until(lambda: _num_inside(pair.prefill) and _num_inside(pair.decode))
+            asked = pool.submit(post, f"{server.router}/generate", body)
+            until(lambda: _num_inside(pair.prefill) and _num_inside(pair.decode))
             os.kill(worker, signal.SIGKILL)
             status, text = asked.result()
         require(status >= 500, (status, text))
-        _until(lambda: _post(f"{server.router}/generate", body)[0] == 200)
-        require(_answer(server.router, "/generate", body)["output_ids"] == own, own)
+        until(lambda: post(f"{server.router}/generate", body)[0] == 200)
+        require(answer_of(server.router, "/generate", body)["output_ids"] == own, own)
 
     plain: list[Check] = [models, chat, chat_with_several_answers, chat_stream, completions_of_a_list]
     plain += [completion_stream, generate_with_logprobs_of_the_prompt, generate_of_a_batch, only_the_delta_moves]

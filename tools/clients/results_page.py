@@ -20,9 +20,10 @@ cache report of sglang's benchmark must say what the server counted.
 
 That benchmark is installed without what only sglang's kernels need, and torchvision, which it imports for images, is an
 empty module (`tools/clients/run_sglang.py`). Routers are in P/D mode before a prefill and a decode worker with
-`--http`, and must answer as the server does ([deploy](deploy.md#sglangs-pd-mode)). Where the project's torch is a build
-for CPUs, the clients' is too. The browser is Debian's `chromium-headless-shell`; its page is at another origin, the one
-that the server allows.
+`--http`, and must answer as the server does ([deploy](deploy.md#sglangs-pd-mode)). Dynamo's frontend is before a worker
+of `deltaserve dynamo`, without etcd and NATS ([deploy](deploy.md#nvidia-dynamo)), installed without aisimulate, whose
+wheel is on NVIDIA's index. Where the project's torch is a build for CPUs, the clients' is too. The browser is Debian's
+`chromium-headless-shell`; its page is at another origin, the one that the server allows.
 
 | client | version | day | passed | what failed |
 |---|---|---|---|---|

@@ -111,6 +111,13 @@ COMMANDS = {
         exits=_SERVES,
         begin=_begin_routing,
     ),
+    "dynamo": Command(
+        "deltaserve.commands.dynamo.command",
+        "make a running server a worker of NVIDIA Dynamo, behind its frontend",
+        group=_MACHINES,
+        example="--base-url http://127.0.0.1:30000 --discovery-backend file",
+        exits="0 it was asked to end, 1 it failed",
+    ),
     "doctor": Command(
         "deltaserve.commands.doctor.doctor",
         "what this machine offers, where a server would listen; `doctor prefill ...`: could that run here?",
