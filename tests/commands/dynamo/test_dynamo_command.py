@@ -47,7 +47,7 @@ def test_what_is_not_given_is_as_dynamo_s_variables_say(model: Path, monkeypatch
     monkeypatch.setenv("DYN_NAMESPACE", "blue")
     monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "file")
     assert (options(model).namespace, options(model).discovery_backend) == ("blue", "file")
-    assert options(model, "--namespace", "green", "--discovery-backend", "mem").namespace == "green"
+    assert options(model, "--namespace", "green", "--discovery-backend", "kubernetes").namespace == "green"
 
 
 def test_the_server_s_own_folder_is_registered_unless_another_is_given(model: Path, tmp_path: Path) -> None:

@@ -42,9 +42,8 @@ class AskedServer:
 
     async def wait(self) -> ServerFacts:
         """What it is, as soon as it is ready. Raises ConfigError where it never will be what is needed."""
-        while not await self._is_ready():
+        while (reply := await self._model_info()) is None:
             await asyncio.sleep(_LOOK_S)
-        reply = await self._http.get("/model_info", timeout=_PROBE_S)
         if reply.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             raise ConfigError(f"{self.url}: the server wants a key: --api-key-file FILE")
         try:
@@ -53,11 +52,14 @@ class AskedServer:
         except (ValueError, KeyError, TypeError):
             raise ConfigError(f"{self.url}: no deltaserve is there: GET /model_info does not tell of a model") from None
 
-    async def _is_ready(self) -> bool:
+    async def _model_info(self) -> httpx.Response | None:
+        """What it answers once it is ready; None: it is not, or not there."""
         try:
-            return (await self._http.get("/readyz", timeout=_PROBE_S)).status_code == httpx.codes.OK
+            if (await self._http.get("/readyz", timeout=_PROBE_S)).status_code == httpx.codes.OK:
+                return await self._http.get("/model_info", timeout=_PROBE_S)
         except httpx.HTTPError:
-            return False
+            pass
+        return None
 
     async def until_gone(self) -> str:
         """Ends when nobody has listened there for a few looks in a row, and says so.

@@ -12,7 +12,7 @@ from pathlib import Path
 from deltaserve.commands.client.bearer_key import authorization
 from deltaserve.commands.dynamo.asked_server import AskedServer
 from deltaserve.commands.dynamo.translation import ServerFacts
-from deltaserve.commands.dynamo.worker_options import WorkerOptions, model_folder
+from deltaserve.commands.dynamo.worker_options import WorkerEnded, WorkerOptions, model_folder
 from deltaserve.core.errors import ConfigError
 from deltaserve.process.children.interrupts import hold_for_successor
 from deltaserve.process.children.terminal import say
@@ -36,12 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--api-key-file", type=Path, metavar="FILE", help="keys as for `serve`; the first is sent")
     add("--model-path", type=Path, metavar="FOLDER", help="the model, for its tokenizer (default: where the server is)")
     add("--chat-template", metavar="FILE", help="a template in place of the model's own; Dynamo's frontend applies it")
-    add("--host", default="127.0.0.1", help="address on which Dynamo reaches this worker (default 127.0.0.1)")
+    add("--host", help="address on which Dynamo reaches this worker (default: DYN_TCP_RPC_HOST, or 127.0.0.1)")
     add("--namespace", help="Dynamo's (default: DYN_NAMESPACE, or dynamo)")
     add("--component", default="backend", help="Dynamo's name of workers of one kind (default backend)")
     add(
         "--discovery-backend",
-        choices=("etcd", "file", "kubernetes", "mem"),
+        choices=("etcd", "file", "kubernetes"),
         help="where workers register (default: DYN_DISCOVERY_BACKEND, or etcd); file needs no service, only a folder, "
         "DYN_FILE_KV, that the frontend shares",
     )
@@ -55,12 +55,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit code 0 when it was asked to end. Raises ConfigError."""
+    """Exit code: 0 when it was asked to end, 1 where Dynamo gave it up. Raises ConfigError."""
     _check(arguments)
     server = AskedServer(server_root(arguments.base_url), authorization(arguments.api_key_file))
     for name in _HOSTS:
-        os.environ.setdefault(name, arguments.host)
-    gone = asyncio.run(_serve(server, arguments))
+        os.environ[name] = arguments.host or os.environ.get(name, "127.0.0.1")
+    try:
+        gone = asyncio.run(_serve(server, arguments))
+    except WorkerEnded as error:
+        say(str(error))
+        return 1
     if gone is None:
         return 0
     say(f"{gone}; this worker is off Dynamo's list until the server is back")
@@ -77,7 +81,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError("--kv-events and --page-size: give both, or none")
     if arguments.grace < 0:
         raise ConfigError(f"--grace {arguments.grace:g}: 0 seconds or more")
-    if not is_loopback(arguments.host):
+    if arguments.host is not None and not is_loopback(arguments.host):
         say(f"--host {arguments.host}: who reaches its ports can ask this worker; Dynamo looks at no key")
 
 

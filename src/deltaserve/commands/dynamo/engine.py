@@ -33,7 +33,8 @@ from deltaserve.commands.dynamo.translation import (
     body_of,
     fault_of,
 )
-from deltaserve.commands.dynamo.worker_options import WorkerOptions
+from deltaserve.commands.dynamo.worker_options import WorkerEnded, WorkerOptions
+from deltaserve.core.errors import one_line
 
 _TOO_MANY = 429
 
@@ -132,7 +133,10 @@ _RAISED = {
 
 
 async def serve(server: AskedServer, facts: ServerFacts, options: WorkerOptions) -> str | None:
-    """Be Dynamo's worker until a stop signal (None), or until the server is gone: why it is taken for that."""
+    """Be Dynamo's worker until a stop signal (None), or until the server is gone: why it is taken for that.
+
+    Raises WorkerEnded.
+    """
     engine = ServerEngine(server, facts, options)
     config = WorkerConfig(
         namespace=options.namespace,
@@ -148,7 +152,10 @@ async def serve(server: AskedServer, facts: ServerFacts, options: WorkerOptions)
         enable_kv_routing=bool(options.kv_events),
     )
     _leave_signals_to_dynamo()
-    await Worker(engine, config).run()
+    try:
+        await Worker(engine, config).run()
+    except Exception as error:  # the runtime, which is Rust's, raises what it likes
+        raise WorkerEnded(f"Dynamo's worker ended: {one_line(error)}") from error
     return engine.gone
 
 

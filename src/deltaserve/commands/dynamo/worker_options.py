@@ -3,9 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from deltaserve.core.errors import ConfigError
+from deltaserve.core.errors import ConfigError, DeltaserveError
 
 _NEEDED = ("config.json", "tokenizer.json")
+
+
+class WorkerEnded(DeltaserveError):
+    """Dynamo's runtime gave the worker up; the message is its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
