@@ -64,7 +64,7 @@ def _check_bytes(transferred: int, model: Path, length: int, hit: int, window_hi
 def test_retraction_and_eviction(tiny_models: Path, folder: Path, name: str) -> None:
     """8 requests that grow to 28 pages each in a pool of 40; then prefixes of several times that, and their turns."""
     model = tiny_models / name
-    flags = [*FLAGS, "--num-pages", "40", "--num-reserved-decode-tokens", "0"]
+    flags = [*FLAGS, "--num-pages", "40", "--num-reserved-decode-tokens", "0", "--radix-eviction-policy", "slru"]
     with serving(folder, model, *flags) as server:
         prompts = [random_prompt(40 + i, seed=i) for i in range(8)]
         answers = at_once(server, prompts, 400)

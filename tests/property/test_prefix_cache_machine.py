@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.block_log import BlockChange, BlocksForgotten, BlocksRemoved, BlocksStored
+from deltaserve.control.cache.eviction import KvEviction
 from deltaserve.control.cache.pages import PageState
 from deltaserve.control.cache.prefix_cache import Lease, Match, StateEviction
 from deltaserve.core.errors import StateError
@@ -63,7 +64,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         num_states=st.integers(1, 10),
         window_len=st.integers(1, 80),
         colliding=st.booleans(),
-        eviction=st.sampled_from(StateEviction),
+        eviction=st.tuples(st.sampled_from(StateEviction), st.sampled_from(KvEviction)),
     )
     def start(
         self,
@@ -73,10 +74,11 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         num_states: int,
         window_len: int,
         colliding: bool,
-        eviction: StateEviction,
+        eviction: tuple[StateEviction, KvEviction],
     ) -> None:
         sizes, window = (num_pages, num_window + 5, num_states), Retention(Lifetime.WINDOW, window_len)
-        self.toy = Toy(page_size, sizes, colliding, (KEEP_ALL, window, STATE), eviction)
+        states, kv = eviction
+        self.toy = Toy(page_size, sizes, colliding, (KEEP_ALL, window, STATE), states, eviction=kv)
         self.cache = self.toy.cache
         self.tree: dict[Path, Held_pages] = {}
         self.held: list[Held] = []

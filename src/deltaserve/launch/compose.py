@@ -447,6 +447,7 @@ def worker_spec(
         options=InstanceOptions(
             sched=_sched_options(role, settings, resolved),
             max_queued_requests=scheduling.max_queued_requests * 8,
+            kv_eviction=settings.memory.radix_eviction_policy,
             state_eviction=settings.memory.state_eviction,
             verify_checksums=disaggregation.verify == "crc" or evidence is Evidence.CONTENTS,
             drain_timeout_s=disaggregation.drain_timeout_s,

@@ -331,6 +331,13 @@ class MemorySettings(Group):
         commands=COMPUTING,
         use="rare",
     )
+    radix_eviction_policy: Literal["lru", "slru"] = option(
+        "lru",
+        "which pages go first where there is no room: those used least recently, or before them those that one request "
+        "alone has used",
+        commands=COMPUTING,
+        use="rare",
+    )
     state_eviction: Literal["lru", "cost"] = option(
         "lru",
         "which recurrent state goes first where there is no room: the least recently used one, or of those used least "

@@ -64,6 +64,7 @@ class Shape:
     steps_ahead: int = 0
     itl_target_s: float | None = None
     """Target for the length of a step; a simulated step of so many tokens is said to take as many milliseconds."""
+    kv_eviction: str = "lru"
     state_eviction: str = "lru"
     context_len: int = 200
     reserve_len: int = 4
@@ -204,6 +205,7 @@ def worker_config(
                 num_ahead=shape.steps_ahead,
                 step_target_s=shape.itl_target_s,
             ),
+            kv_eviction=shape.kv_eviction,
             state_eviction=shape.state_eviction,
             verify_checksums=shape.verify_checksums,
             heartbeat_s=shape.heartbeat_s,

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from deltaserve.control.cache.eviction import KvEviction
 from deltaserve.control.cache.prefix_cache import StateEviction
 from deltaserve.control.front.balance import POLICIES as BALANCE_METHODS
 from deltaserve.control.sched.policy import POLICIES as SCHEDULE_POLICIES
@@ -416,6 +417,7 @@ def draw_plain_knobs(seed: int, pages: Pages = _PAGES) -> Knobs:
         shape,
         state_chunk_len=states.choose((1, shape.page_size, 2 * shape.page_size, 3 * shape.page_size)),
         state_interval_len=states.choose((None, None, shape.page_size, 4 * shape.page_size)),
+        kv_eviction=Chance(seed, "eviction").choose((KvEviction.LRU, KvEviction.LRU, KvEviction.SLRU)).value,
         state_eviction=states.choose([how.value for how in StateEviction]),
         peer_lost_s=more.choose((3.0, 10.0)) * shape.heartbeat_s,
         window_len=windows.between(1, max(1, largest)) if windows.hits(0.8) else 2 * largest,

@@ -1,8 +1,12 @@
-"""LruOrder: a node stands after every node below it."""
+"""Orders of eviction: a node stands after every node below it; what was used again outlives what was not."""
 
-from deltaserve.control.cache.eviction import LruOrder
+import random
+
+import pytest
+
+from deltaserve.control.cache.eviction import KvEviction, LruOrder
 from deltaserve.control.cache.radix import Node
-from tests.control.cache.toys import ALICE
+from tests.control.cache.toys import ALICE, BOB, Toy
 
 
 def family() -> tuple[Node, Node, Node, Node]:
@@ -46,3 +50,75 @@ def test_locked_ancestors_are_skipped() -> None:
     order.touch_path(parent)
     order.touch_path(root)
     assert list(order) == [right, left]
+
+
+def store(toy: Toy, word: str) -> str:
+    """A request computes the word behind what is cached of it, and ends; that part."""
+    match = toy.match(word)
+    lease = toy.cache.lease(match)
+    missing = len(word) - match.num_pages
+    toy.cache.evict([max(0, missing - toy.pools[0].num_free)])
+    tokens, keys = toy.text(word)
+    insertion = toy.cache.insert(lease, ALICE, tokens, keys, toy.allocate(missing))
+    toy.cache.release(insertion.lease)
+    toy.cache.check_integrity()
+    return word[: match.num_pages]
+
+
+def toy_of(policy: KvEviction, num_pages: int) -> Toy:
+    return Toy(pool_pages=(num_pages,), eviction=policy)
+
+
+@pytest.mark.parametrize(("policy", "hit"), [(KvEviction.LRU, ""), (KvEviction.SLRU, "abcd")])
+def test_prompts_that_never_come_again_do_not_evict_what_two_requests_used(policy: KvEviction, hit: str) -> None:
+    toy = toy_of(policy, 20)
+    store(toy, "abcd")
+    assert store(toy, "abcd") == "abcd"
+    for word in ("efghi", "jklmn", "opqrs", "tuvwx"):
+        store(toy, word)
+    assert toy.hit("abcd") == hit
+
+
+def test_the_shared_part_alone_is_protected() -> None:
+    """Two prompts with one beginning: what follows it was used once each."""
+    toy = toy_of(KvEviction.SLRU, 12)
+    store(toy, "abcd")
+    store(toy, "abef")
+    store(toy, "ghijklmnop")
+    assert (toy.hit("abcd"), toy.hit("abef")) == ("ab", "ab")
+
+
+def test_new_conversations_live_until_their_second_turn() -> None:
+    """A pool full of conversations that went on once, and then never: four fifths of it may stay theirs."""
+    toy = toy_of(KvEviction.SLRU, 20)
+    for word in ("abcd", "efgh", "ijkl", "mnop", "qrst"):
+        store(toy, word)
+        store(toy, word)
+    store(toy, "uvwx")
+    assert store(toy, "uvwxyz") == "uvwx"
+    assert toy.hit("abcd") == ""
+
+
+@pytest.mark.parametrize("policy", KvEviction)
+@pytest.mark.parametrize("seed", range(5))
+def test_an_order_holds_exactly_what_is_unlocked_and_keeps_the_law(policy: KvEviction, seed: int) -> None:
+    """Words of few letters share much; leases come and go across each other. The cache recounts after each."""
+    draw, toy = random.Random(seed), toy_of(policy, 30)
+    leases = []
+    for _ in range(300):
+        word = "".join(draw.choice("ab") for _ in range(draw.randrange(1, 9)))
+        namespace = draw.choice((ALICE, BOB))
+        match draw.randrange(4):
+            case 0:
+                leases.append(toy.cache.lease(toy.match(word, namespace)))
+            case 1 if leases:
+                toy.cache.release(leases.pop(draw.randrange(len(leases))))
+            case 2 if toy.pools[0].num_free + toy.cache.evictable_pages(0) >= 8:
+                store(toy, word)
+            case _:
+                toy.cache.evict([draw.randrange(4)])
+        toy.cache.check_integrity()
+    for lease in leases:
+        toy.cache.release(lease)
+    toy.cache.clear()
+    assert toy.pools[0].num_free == 30

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from deltaserve.control.cache.eviction import LruOrder
 from deltaserve.control.cache.radix import Node
 from deltaserve.core.errors import IntegrityError
 from tests.control.cache.toys import ALICE, BOB, Toy, taken
@@ -32,11 +33,16 @@ def miscount_protected(toy: Toy) -> None:
 
 
 def forget_an_unlocked_node(toy: Toy) -> None:
-    toy.cache._lru.remove(leaf(toy, "abxy"))
+    toy.cache._order.remove(leaf(toy, "abxy"))
+
+
+def _lru_of(toy: Toy) -> LruOrder:
+    assert isinstance(toy.cache._order, LruOrder)
+    return toy.cache._order
 
 
 def age_a_parent(toy: Toy) -> None:
-    toy.cache._lru._order.move_to_end(leaf(toy, "pq"), last=False)
+    _lru_of(toy)._order.move_to_end(leaf(toy, "pq"), last=False)
 
 
 def free_a_tree_page(toy: Toy) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.block_log import BlockLog
+from deltaserve.control.cache.eviction import KvEviction
 from deltaserve.control.cache.prefix_cache import Insertion, Lease, Match, PrefixCache, StateEviction
 from deltaserve.core.ids import Namespace, PageId
 from deltaserve.core.keys import extend_keys, seed_key
@@ -59,6 +60,7 @@ class Toy:
     retentions: tuple[Retention, ...] = (KEEP_ALL, LONG_WINDOW)
     state_eviction: StateEviction = StateEviction.RECENCY
     max_blocks: int = 20
+    eviction: KvEviction = KvEviction.LRU
 
     def __post_init__(self) -> None:
         self.pools = tuple(PagePool(num_pages) for num_pages in self.pool_pages)
@@ -66,7 +68,7 @@ class Toy:
             taken(self.pools[1].allocate(5))
         retentions = self.retentions[: len(self.pools)]
         blocks = BlockLog(self.max_blocks)
-        self.cache = PrefixCache(self.page_size, self.pools, retentions, self.state_eviction, blocks)
+        self.cache = PrefixCache(self.page_size, self.pools, retentions, self.state_eviction, blocks, self.eviction)
 
     def text(self, word: str, namespace: Namespace = ALICE) -> tuple[bytes, bytes]:
         """(tokens, keys) of a word."""

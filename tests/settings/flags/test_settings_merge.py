@@ -36,6 +36,7 @@ EXAMPLES: dict[str, str] = {
     "max-mamba-cache-size": "100",
     "mamba-ssm-dtype": "bfloat16",
     "mamba-track-interval": "256",
+    "radix-eviction-policy": "slru",
     "state-eviction": "cost",
     "disable-radix-cache": "true",
     "disable-decode-radix-cache": "true",

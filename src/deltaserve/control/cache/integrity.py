@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deltaserve.control.cache.allocator import PagePool
-from deltaserve.control.cache.eviction import LruOrder
+from deltaserve.control.cache.eviction import EvictionOrder
 from deltaserve.control.cache.pages import PageState
 from deltaserve.control.cache.radix import Node, RadixTree
 from deltaserve.control.cache.tails import TailPool
@@ -20,7 +20,7 @@ class TreeAccounts:
     """What a prefix cache claims about its pages."""
 
     tree: RadixTree
-    lru: LruOrder
+    order: EvictionOrder
     pools: tuple[PagePool, ...]
     tails: tuple[TailPool, ...]
     """The pools among `pools` that are not FULL."""
@@ -46,7 +46,7 @@ def check_accounts(accounts: TreeAccounts) -> None:
     _claim(not any(node.severed for node in matchable), "a match can reach a severed node")
     _claim(all(node.severed and node.locks for node in severed), "a severed node without a lease is kept")
     _check_locks(nodes, [node for node, _ in accounts.leased])
-    _check_order(nodes, accounts.lru)
+    _check_order(nodes, accounts.order)
     _check_counts(nodes, accounts)
     for tail in accounts.tails:
         _check_tail_locks(tail, accounts.leased)
@@ -88,13 +88,17 @@ def _check_locks(nodes: Sequence[Node], leased: Sequence[Node]) -> None:
         _claim(node.locks == locks[node], f"locks of node {node.id}: {locks[node]} leases, {node.locks} kept")
 
 
-def _check_order(nodes: Sequence[Node], lru: LruOrder) -> None:
-    place = {node: index for index, node in enumerate(lru)}
+def _check_order(nodes: Sequence[Node], order: EvictionOrder) -> None:
+    order.check_integrity()
+    place = {node: index for index, node in enumerate(order)}
     unlocked = {node for node in nodes if node.parent is not None and not node.locks}
     _claim(place.keys() == unlocked, "the eviction order does not hold exactly the unlocked nodes")
     for node in unlocked:
         parent = node.parent
         _claim(parent not in place or place[parent] > place[node], "a node would be evicted before one below it")
+    for node in nodes:
+        is_above = node.parent is None or node.parent.reused or node.parent.parent is None
+        _claim(is_above or not node.reused, "a node is said to be used again, and the one above it is not")
 
 
 def _check_counts(nodes: Sequence[Node], accounts: TreeAccounts) -> None:

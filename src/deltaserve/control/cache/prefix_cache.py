@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.block_log import BlockChange, BlockLog, BlocksForgotten, BlocksStored
-from deltaserve.control.cache.eviction import LruOrder
+from deltaserve.control.cache.eviction import ORDERS, KvEviction, note_reuse
 from deltaserve.control.cache.integrity import TreeAccounts, check_accounts
 from deltaserve.control.cache.lease import Insertion, Lease, Match
 from deltaserve.control.cache.pages import PageEvent
@@ -45,6 +45,7 @@ class PrefixCache:
         retentions: tuple[Retention, ...] = (KEEP_ALL,),
         state_eviction: StateEviction = StateEviction.RECENCY,
         blocks: BlockLog | None = None,
+        eviction: KvEviction = KvEviction.LRU,
     ) -> None:
         """`blocks`: writes down what enters and leaves the tree, for others; None: nobody asks."""
         self.page_size = page_size
@@ -62,7 +63,7 @@ class PrefixCache:
         self._tail_of = {tail.index: tail for tail in self._tails}
         self._from_start = (0,) * len(pools)
         self._tree = RadixTree(page_size, len(pools))
-        self._lru = LruOrder()
+        self._order = ORDERS[eviction]()
         self._events = EventLog()
         self._blocks = blocks
         self._leases: set[Lease] = set()
@@ -107,7 +108,7 @@ class PrefixCache:
         node, reach = self._tree.descend(root, tokens, keys, limit)
         if not reach:
             return Match(namespace, 0, 0, 0, self._version, None, self._tree)
-        self._lru.touch_path(node)
+        self._order.touch_path(node)
         usable = reach
         if self._tails:
             usable = self._usable(node, reach)
@@ -122,7 +123,9 @@ class PrefixCache:
         if match.node is None or not match.num_pages:
             return self.empty_lease(match.namespace)
         node = self._cut(match.node, match.num_pages)
-        return self._lock_new(node, None, self._firsts(node, match.num_tokens))
+        lease = self._lock_new(node, None, self._firsts(node, match.num_tokens))
+        note_reuse(node)
+        return lease
 
     def lease_kv(self, match: Match, num_tokens: int) -> Lease:
         """Lock the FULL pages as far as they reach, for a request whose prompt of `num_tokens` is computed elsewhere.
@@ -135,7 +138,9 @@ class PrefixCache:
         if match.node is None:
             return self.empty_lease(match.namespace)
         node = self._cut(match.node, match.reach // self.page_size)
-        return self._lock_new(node, None, self._firsts_without_states(node, num_tokens))
+        lease = self._lock_new(node, None, self._firsts_without_states(node, num_tokens))
+        note_reuse(node)
+        return lease
 
     def empty_lease(self, namespace: Namespace) -> Lease:
         """Lease of no pages, for a request without a hit: it too inserts into its lease."""
@@ -153,6 +158,7 @@ class PrefixCache:
             return lease
         node = self._cut(node, reach)
         longer = self._lock_new(node, lease._node, self._firsts_without_states(node, token_len(tokens)))
+        note_reuse(node)
         self._end(lease)
         return longer
 
@@ -175,7 +181,7 @@ class PrefixCache:
                 if node.severed:
                     self._drop_severed(node)
                 else:
-                    self._lru.add(node)
+                    self._order.add(node)
             node = parent
         node.locks -= 1
         self._tree.forget_if_empty(node)
@@ -228,13 +234,13 @@ class PrefixCache:
             return
         top = _covering(node, first_page + 1)
         if top.start < first_page:
-            self._lru.touch_path(self._split(top, first_page))
+            self._order.touch_path(self._split(top, first_page))
         self._tree.sever(top)
         self._version += 1
         for node in reversed(list(self._tree.below(top))):
             self._note_gone(node.keys)
             if not node.locks:
-                self._lru.remove(node)
+                self._order.remove(node)
                 self._drop_severed(node)
 
     # ------------------------------------------------------------ evict
@@ -251,7 +257,7 @@ class PrefixCache:
                 self._version += 1
 
     def evict(self, needs: Sequence[int]) -> tuple[int, ...]:
-        """Free at least `needs[pool]` pages of each pool, least recently used first.
+        """Free at least `needs[pool]` pages of each pool, in the order of the policy.
 
         FULL pages go leaf by leaf, tail before head, with all that other pools hold there; windows and states go
         alone. What is leased stays. Returns the pages that became allocatable, per pool: fewer than asked when all
@@ -315,7 +321,7 @@ class PrefixCache:
         """Recompute locks, counts, order and page states, pools included. Raises IntegrityError."""
         leased = [(lease._node, lease._firsts) for lease in self._leases]
         counts = self._num_evictable, self._num_protected
-        check_accounts(TreeAccounts(self._tree, self._lru, self.pools, self._tails, leased, *counts))
+        check_accounts(TreeAccounts(self._tree, self._order, self.pools, self._tails, leased, *counts))
 
     # ------------------------------------------------------------ what calls may hand in
 
@@ -372,8 +378,9 @@ class PrefixCache:
         """Upper part of `node`, cut at `index`. The caller locks or touches it next: its place in the order is open."""
         upper = self._tree.split(node, index)
         upper.locks = node.locks
+        self._order.resized(node)
         if not upper.locks:
-            self._lru.add(upper)
+            self._order.add(upper)
         for tail in self._tails:
             tail.split(upper, node)
         self._version += 1
@@ -423,7 +430,7 @@ class PrefixCache:
         step: Node | None = node
         while step is not above and step is not None:
             if not step.locks and step.parent is not None:
-                self._lru.remove(step)
+                self._order.remove(step)
                 self._num_evictable -= step.num_pages
                 self._num_protected += step.num_pages
             step.locks += 1
@@ -457,7 +464,7 @@ class PrefixCache:
             self._tree.extend(node, tokens, keys, new_pages)
         else:
             node = self._tree.add(node, tokens, keys, new_pages)
-            self._lru.add(node)
+            self._order.add(node)
         if not node.severed:
             self._events.stored(keys)
             if self._blocks is not None:
@@ -486,7 +493,7 @@ class PrefixCache:
         """Evict `num_pages` FULL pages, or all evictable ones; returns how many. One batch per pool, not per leaf."""
         dropped: tuple[list[PageId], ...] = tuple([] for _ in self.pools)
         missing = num_pages
-        while missing and (leaf := self._lru.oldest()) is not None:
+        while missing and (leaf := self._order.oldest()) is not None:
             num_dropped = min(leaf.num_pages, missing)
             missing -= num_dropped
             for batch, pages in zip(dropped, leaf.pages, strict=True):
@@ -506,8 +513,9 @@ class PrefixCache:
         self._num_evictable -= num_pages
         if kept:
             self._tree.trim(leaf, leaf.start + kept)
+            self._order.resized(leaf)
         else:
-            self._lru.remove(leaf)
+            self._order.remove(leaf)
             self._remove(leaf)
         for tail in self._tails:
             tail.lost(leaf, len(held[tail.index]) - len(leaf.pages[tail.index]))

@@ -24,7 +24,20 @@ Packed = bytes | bytearray | memoryview
 class Node:
     """Pages [start, end) of one token path. Identity is what counts: nodes do not compare."""
 
-    __slots__ = ("children", "end", "id", "keys", "locks", "namespace", "pages", "parent", "severed", "start", "tokens")
+    __slots__ = (
+        "children",
+        "end",
+        "id",
+        "keys",
+        "locks",
+        "namespace",
+        "pages",
+        "parent",
+        "reused",
+        "severed",
+        "start",
+        "tokens",
+    )
 
     def __init__(
         self, node_id: int, namespace: Namespace, parent: "Node | None", tokens: bytes, keys: bytes, pages: Pages
@@ -45,6 +58,8 @@ class Node:
         """Token ids of a child's first page |-> child."""
         self.locks = 0
         """Live leases on this node or below it."""
+        self.reused = False
+        """A second request has leased this node: see control/cache/eviction.py. Then its ancestors are, too."""
         self.severed: bool = parent.severed if parent is not None else False
         """Cut off from its namespace's root: no path leads here, and its pages go with the last lease."""
 
@@ -151,7 +166,7 @@ class RadixTree:
             self.severed[upper] = None
         else:
             parent.children[node.tokens[:size]] = upper
-        upper.severed = node.severed
+        upper.severed, upper.reused = node.severed, node.reused
         node.parent = upper
         node.start = index
         node.tokens = node.tokens[cut * size :]

@@ -49,6 +49,8 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     sched: SchedOptions = SchedOptions()
     max_queued_requests: int = 1024
+    kv_eviction: str = "lru"
+    """Which pages are evicted first: a value of cache.eviction.KvEviction."""
     state_eviction: str = "lru"
     """Which state is evicted first: a value of cache.tails.StateEviction."""
     verify_checksums: bool = False

@@ -7,6 +7,7 @@ from msgspec.structs import asdict, replace
 
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.block_log import BlockLog
+from deltaserve.control.cache.eviction import KvEviction
 from deltaserve.control.cache.pages import PageEvent, PageState
 from deltaserve.control.cache.prefix_cache import PrefixCache, StateEviction
 from deltaserve.control.engine.api import InstanceConfig
@@ -39,8 +40,8 @@ def build_parts(config: InstanceConfig) -> Parts:
     pools = tuple(PagePool(num_pages) for num_pages in config.num_pages)
     options = config.options
     blocks = BlockLog(_MAX_BLOCKS) if options.tells_blocks else None
-    eviction = StateEviction(options.state_eviction)
-    cache = PrefixCache(config.cache.page_size, pools, config.cache.pools, eviction, blocks)
+    states, kv = StateEviction(options.state_eviction), KvEviction(options.kv_eviction)
+    cache = PrefixCache(config.cache.page_size, pools, config.cache.pools, states, blocks, kv)
     budget = Budget(cache, pools)
     return Parts(pools, cache, budget, Scheduler(sched_config(config), cache, budget, config.seed_of))
 

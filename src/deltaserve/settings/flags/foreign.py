@@ -110,7 +110,6 @@ _IDLE = {
         "disaggregation-decode-enable-radix-cache=true disaggregation-enable-decode-radix-cache=true "
         "enable-prefix-caching=true cache-prompt=true"
     ),
-    "what was used least recently is evicted first": "radix-eviction-policy=lru",
     "the key of a prefix is a keyed hash": "prefix-caching-hash-algo=",
     "prompts are always computed in chunks; --chunked-prefill-size says how long": "enable-chunked-prefill=true",
     "prompts and decoding always share steps where one worker does both": "enable-mixed-chunk=true",

@@ -1,0 +1,117 @@
+"""Hits of each eviction policy at equal memory, on a trace of agents' requests.
+
+    python -m benchmarks.bench_evictions [TRACE.jsonl] [--json FILE]
+
+TRACE is in Mooncake's format: a line per request with `hash_ids`, one for each block of its prompt (the tool-agent and
+conversation traces of its paper). Without one a trace is drawn: sessions of ten turns behind ten system prompts, each
+turn longer by its answer and a tool's result, with pauses in between, and as many requests again that never come back.
+A block is a page here, and each request matches, computes the rest and gives its pages back before the next one comes,
+so the figures are those of the policy alone. A pool holds a part of all distinct blocks of the trace. `all`: nothing is
+ever evicted.
+"""
+
+import argparse
+import heapq
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from deltaserve.control.cache.allocator import PagePool
+from deltaserve.control.cache.eviction import KvEviction
+from deltaserve.control.cache.prefix_cache import PrefixCache
+from deltaserve.core.ids import Namespace
+from deltaserve.core.keys import extend_keys, seed_key
+from deltaserve.core.tokens import pack_u32
+
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
+"""Pool sizes, as parts of the distinct blocks."""
+NUM_SESSIONS, NUM_TURNS, NUM_SYSTEMS = 400, 10, 10
+SYSTEM_LEN, TURN_LEN = 24, (1, 8)
+"""Blocks of a system prompt, and of what a turn adds."""
+ONCE_LEN = (8, 64)
+SPACE = Namespace("bench")
+SEED = seed_key(b"secret", "model", 1, SPACE)
+Prompt = tuple[int, ...]
+"""Ids of the blocks."""
+
+
+def read_trace(path: Path) -> list[Prompt]:
+    """Raises ValueError where a line is none of Mooncake's."""
+    prompts = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        ids = json.loads(line).get("hash_ids")
+        if not isinstance(ids, list) or not all(isinstance(block, int) for block in ids):
+            raise ValueError(f"{path}: line {number} has no hash_ids")
+        prompts.append(tuple(ids))
+    return prompts
+
+
+def draw_trace(seed: int = 0) -> list[Prompt]:
+    draw = random.Random(seed)
+    blocks = iter(range(1 << 31))
+    systems = [_take(blocks, SYSTEM_LEN) for _ in range(NUM_SYSTEMS)]
+    weights = [1 / (rank + 1) for rank in range(NUM_SYSTEMS)]
+    requests: list[tuple[float, int, Prompt]] = []
+    for session in range(NUM_SESSIONS):
+        time, prompt = draw.uniform(0.0, 1000.0), draw.choices(systems, weights)[0]
+        for _ in range(NUM_TURNS):
+            prompt += _take(blocks, draw.randint(*TURN_LEN))
+            requests.append((time, session, prompt))
+            time += draw.expovariate(1 / 60)  # a tool runs, or a user reads
+    for number in range(NUM_SESSIONS * NUM_TURNS):
+        requests.append((draw.uniform(0.0, 1000.0), -1 - number, _take(blocks, draw.randint(*ONCE_LEN))))
+    heapq.heapify(requests)
+    return [heapq.heappop(requests)[2] for _ in range(len(requests))]
+
+
+def _take(blocks: Iterator[int], count: int) -> Prompt:
+    return tuple(next(blocks) for _ in range(count))
+
+
+def hit_share(prompts: Sequence[Prompt], num_pages: int, policy: KvEviction) -> float:
+    """Blocks that were in the tree, of all."""
+    pool = PagePool(num_pages)
+    cache = PrefixCache(1, (pool,), eviction=policy)
+    num_hits = 0
+    for prompt in prompts:
+        tokens = pack_u32(prompt[:num_pages])
+        keys = extend_keys(SEED, tokens, 1)
+        match = cache.match(SPACE, tokens, keys)
+        lease = cache.lease(match)
+        num_hits += match.num_pages
+        missing = len(tokens) // 4 - match.num_pages
+        cache.evict([max(0, missing - pool.num_free)])
+        pages = pool.allocate(missing)
+        assert pages is not None  # a prompt is no longer than the pool
+        cache.release(cache.insert(lease, SPACE, tokens, keys, (pages,)).lease)
+    return num_hits / sum(map(len, prompts))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", nargs="?", type=Path)
+    parser.add_argument("--json", type=Path, help="write all figures there")
+    arguments = parser.parse_args()
+    prompts = read_trace(arguments.trace) if arguments.trace else draw_trace()
+    num_blocks = len({block for prompt in prompts for block in prompt})
+    most = hit_share(prompts, sum(map(len, prompts)), KvEviction.LRU)
+    table = Table(title=f"{len(prompts):,} requests, {num_blocks:,} distinct blocks; all: {most:.1%} are hits")
+    for name in ("pool", *(policy.value for policy in KvEviction)):
+        table.add_column(name, justify="right")
+    figures: dict[str, dict[str, float]] = {}
+    for share in SHARES:
+        num_pages = int(share * num_blocks)
+        row = {policy.value: hit_share(prompts, num_pages, policy) for policy in KvEviction}
+        figures[f"{share:g}"] = row
+        table.add_row(f"{share:.0%}", *(f"{hits:.1%}" for hits in row.values()))
+    Console().print(table)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"all": most, "hits": figures}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
