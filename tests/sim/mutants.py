@@ -207,12 +207,12 @@ MUTANTS = (
     Mutant("parked_for_ever", "C1", _OUTFLOW, " and room.asks_again(turn.now):", " and False:"),
     # leaks, double frees, locks
     Mutant("pinned_pages_reused", "A11", _POOL, "        if self._pins:\n", "        if False:\n"),
-    Mutant("locked_node_evicted", "C4", _TREE, "                self._lru.remove(step)\n", "                pass\n"),
+    Mutant("locked_node_evicted", "C4", _TREE, "                self._order.remove(step)\n", "                pass\n"),
     Mutant(
         "released_node_forgotten",
         "C5",
         _TREE,
-        "                    self._lru.add(node)\n            node = parent",
+        "                    self._order.add(node)\n            node = parent",
         "                    pass\n            node = parent",
     ),
     Mutant(
