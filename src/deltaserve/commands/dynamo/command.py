@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     say(f"{gone}; this worker is off Dynamo's list until the server is back")
     hold_for_successor()
-    # Dynamo's runtime keeps the signal handlers and threads of its first worker: the next one gets a process as new.
+    # Dynamo's runtime keeps signals to itself once it ran: in a new process, waiting for the server can be stopped.
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
