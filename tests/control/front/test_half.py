@@ -177,6 +177,19 @@ def test_prefill_s_front_waits_for_its_worker_s_part() -> None:
     assert cluster.failure(1) is None
 
 
+@pytest.mark.parametrize("name", ["prefill-0", DECODE])
+def test_nothing_waits_for_a_worker_that_is_expected_back(name: str) -> None:
+    """The other half would have failed by then, and this one wait for it in vain."""
+    cluster = half(name)
+    cluster.die(name)
+    with pytest.raises(RequestFailed, match=name) as failed:
+        ask(cluster, 1, None)
+    assert failed.value.reason is FailReason.NO_PEER
+    cluster.reboot(name)
+    cluster.hello(name)
+    assert len(ask(cluster, 1, None)) == 1
+
+
 def test_a_dead_prefill_worker_ends_the_wait() -> None:
     cluster = half("prefill-0")
     ask(cluster, 1, None)

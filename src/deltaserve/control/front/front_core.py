@@ -195,7 +195,10 @@ class FrontCore:
         deadline = now + generation.deadline_s
         if not self._is_met(generation, now):
             return LiveRoom(sample, deadline, now, None, unplaced_since=now)
-        if self.workers.shortage() is not None:
+        shortage = self.workers.shortage()
+        if shortage is not None:
+            if config.half is not None:  # whoever chose the pair is told at once, and may choose another
+                raise RequestFailed(FailReason.NO_PEER, shortage)
             self.placer.check_held(sample, now)
             return LiveRoom(sample, deadline, now, None, unplaced_since=now)
         choice = self.placer.choose(sample, now)
