@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from deltaserve.compute.attention.attention import Batch, Shared, StepAttention
 from deltaserve.compute.attention.paged_attention import PagedAttention, PagesInUse, write_slots
@@ -28,6 +29,9 @@ from deltaserve.compute.memory.workspace import Workspace
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 _MANY_POSITIONS = 16
+_ALIGNED_DIM = 4
+"""Factors are padded to a multiple of so many columns: else the rows of a block begin at addresses that follow from its
+company, by which libraries choose kernels (seen with MKL on AMD processors). Models' heads are such multiples."""
 _LOWEST = -1e30
 """Largest score of a row that has seen no key yet: finite, so that its difference from a hidden one is no NaN."""
 
@@ -156,17 +160,20 @@ class _EqualBlocks:
         n, heads, group, length = self._shape
         grouped = q.view(n, length, heads, group, -1).permute(0, 2, 3, 1, 4)
         rows = grouped.reshape(n * heads, group * length, -1).float().mul_(scale)
+        rows = _padded(rows)
         top, total = rows.new_full((2, *self._shape), _LOWEST)
         total.zero_()
         if sinks is not None:  # a key that all see, and that has no value
             top.copy_(sinks.view(1, heads, group, 1))
             total.fill_(1.0)
         top, total = top.view(*rows.shape[:2], 1), total.view(*rows.shape[:2], 1)
-        out = rows.new_zeros(*rows.shape[:2], self._arena.layout.group.value_dim)
+        value_dim = self._arena.layout.group.value_dim
+        out = rows.new_zeros(*rows.shape[:2], value_dim + -value_dim % _ALIGNED_DIM)
         for tiles in self._tiles:
             here = slice(tiles.start * heads, tiles.end * heads)
             self._add(layer, tiles, (rows[here], top[here], total[here], out[here]), scratch)
-        return out.div_(total).view(*self._shape, -1).permute(0, 3, 1, 2, 4).reshape(n * length, heads * group, -1)
+        found = out.div_(total)[..., :value_dim].view(*self._shape, -1)
+        return found.permute(0, 3, 1, 2, 4).reshape(n * length, heads * group, -1)
 
     def _add(self, layer: int, tiles: _Tiles, state: tuple[Tensor, Tensor, Tensor, Tensor], scratch: Workspace) -> None:
         """`state` of the tiles' blocks [b * H, g * C, ..]: queries, largest score so far, sum of weights, weighed
@@ -174,14 +181,14 @@ class _EqualBlocks:
         rows, top, total, out = state
         keys, values = self._gather(layer, tiles, scratch)
         shape = (*rows.shape[:2], self.tile_len)
-        scores = torch.bmm(rows, keys.transpose(1, 2), out=scratch.take("scores", shape, torch.float32))
+        scores = torch.bmm(rows, _padded(keys).transpose(1, 2), out=scratch.take("scores", shape, torch.float32))
         if tiles.hidden is not None:
             scores.view(-1, *self._shape[1:], self.tile_len).masked_fill_(tiles.hidden, float("-inf"))
         highest = torch.maximum(top, scores.amax(-1, keepdim=True))
         shrink = (top - highest).exp_()
         weights = scores.sub_(highest).exp_()
         total.mul_(shrink).add_(weights.sum(-1, keepdim=True))
-        out.mul_(shrink).baddbmm_(weights, values)
+        out.mul_(shrink).baddbmm_(weights, _padded(values))
         top.copy_(highest)
 
     def _gather(self, layer: int, tiles: _Tiles, scratch: Workspace) -> tuple[Tensor, Tensor]:
@@ -201,3 +208,9 @@ class _EqualBlocks:
 def open_attention(pages: PagesInUse) -> TorchAttention:
     """The backend, on any device."""
     return TorchAttention(pages.pool, pages.tables, pages.query_heads)
+
+
+def _padded(factors: Tensor) -> Tensor:
+    """[.., D] with zeros up to a multiple of `_ALIGNED_DIM` columns; itself where it has so many."""
+    missing = -factors.shape[-1] % _ALIGNED_DIM
+    return pad(factors, (0, missing)) if missing else factors
