@@ -1,6 +1,7 @@
 """Bounds of grammars that llguidance does not have."""
 
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from traceback import walk_tb
@@ -265,3 +266,11 @@ def test_a_choice_may_be_any_character() -> None:
         matcher = LLMatcher(matched, choice_grammar([character, "zz"]), log_level=0)
         assert matcher.consume_tokens(list(character.encode())), hex(ord(character))
         assert matcher.is_accepting()
+
+
+def test_the_deep_stack_of_a_compilation_ends_with_it() -> None:
+    """All of it counts against `ulimit -d`, and test processes have many grammars."""
+    tokenizer = byte_level(("<|eos|>",))
+    grammars = AnswerGrammars(lambda: AnswerVocabulary(tokenizer.to_str(), 257, (256,)))
+    grammars.matcher(json_grammar({"type": "integer"}, "schema"))
+    assert "compiles a grammar" not in {thread.name for thread in threading.enumerate()}

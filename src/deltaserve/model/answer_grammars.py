@@ -6,18 +6,17 @@ limits, so what the front takes the worker can draw by. A compiled grammar stays
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cache
-from threading import Lock, stack_size
+from functools import cache, partial
+from threading import Lock, Thread, stack_size
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from deltaserve.core.errors import ENDS_THE_CALLER, DeltaserveError
+from deltaserve.core.errors import DeltaserveError
 from deltaserve.model.grammar_schemas import GrammarSchema, schemas_in
 from deltaserve.model.member_counts import loose_count
 from deltaserve.model.number_bounds import loose_bound
@@ -35,10 +34,11 @@ _MOST_MULTIPLES = 100_000
 _MOST_DIGITS = 12
 _FEW = 1000
 _STACK_BYTES = 256 << 20
-"""Stack of a thread that compiles, taken as far as it is used: llguidance follows references by recursion, and a chain
-of a thousand ran over the usual one, which ended the process. The longest ones that fit into a grammar need a sixth."""
+"""Stack on which a grammar is compiled, taken as far as it is used: llguidance follows references by recursion, and a
+chain of a thousand ran over the usual one, which ended the process. The longest ones that fit into a grammar need a
+sixth."""
 _starting = Lock()
-"""Held while a thread of such a stack may be started: the size is one of the process."""
+"""Held while a thread of such a stack is started: the size is one of the process."""
 
 
 class GrammarError(DeltaserveError):
@@ -78,8 +78,7 @@ class AnswerGrammars:
         with self._lock:
             compiled = self._kept.get(grammar)
             if compiled is None:
-                with _deep_stacks():
-                    compiled = self._kept[grammar] = self._threads.submit(self._compile, grammar)
+                compiled = self._kept[grammar] = self._threads.submit(self._compile, grammar)
                 self._kept_bytes += len(grammar)
             self._kept.move_to_end(grammar)
             while len(self._kept) > 1 and (len(self._kept) > _MOST_KEPT or self._kept_bytes > _MOST_KEPT_BYTES):
@@ -108,16 +107,19 @@ class AnswerGrammars:
         self._kept_bytes -= len(grammar)
 
     def _compile(self, grammar: str) -> LLMatcher:
-        """An error is raised behind its own handling: kept with what came before it, it would keep a matcher."""
+        found = _on_deep_stack(partial(self._outcome, grammar))
+        if isinstance(found, str):
+            raise GrammarError(found)
+        return found
+
+    def _outcome(self, grammar: str) -> LLMatcher | str:
+        """The matcher, or why there is none: an error that is kept would keep the matcher that it came of."""
         try:
             return self._compile_or_raise(grammar)
-        except ENDS_THE_CALLER:
-            raise
         except GrammarError as error:
-            reason = str(error)
+            return str(error)
         except BaseException as error:  # a library in Rust panics with one
-            reason = f"it cannot be compiled: {error}"
-        raise GrammarError(reason)
+            return f"it cannot be compiled: {error}"
 
     def _compile_or_raise(self, grammar: str) -> LLMatcher:
         check_schemas(grammar)
@@ -147,15 +149,22 @@ class AnswerGrammars:
         return self._tokenizer
 
 
-@contextmanager
-def _deep_stacks() -> Iterator[None]:
-    """Threads that are started inside have the stack of `_STACK_BYTES`."""
+def _on_deep_stack(call: Callable[[], LLMatcher | str]) -> LLMatcher | str:
+    """What `call` returns, which raises nothing, on a thread of its own with a stack of `_STACK_BYTES`. The thread ends
+    with the call: limits of memory (`ulimit -d`, `-v`) count all of a stack. Raises GrammarError where they allow
+    none."""
+    found: list[LLMatcher | str] = []
+    thread = Thread(target=lambda: found.append(call()), name="compiles a grammar")
     with _starting:
         usual = stack_size(_STACK_BYTES)
         try:
-            yield
+            thread.start()
+        except RuntimeError as error:
+            raise GrammarError(f"there is no memory to compile it in: {error}") from error
         finally:
             stack_size(usual)
+    thread.join()
+    return found[0]
 
 
 def without_merges(tokenizer: str) -> str:
