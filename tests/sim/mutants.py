@@ -288,7 +288,13 @@ MUTANTS = (
         "for first in range(start, token_len(self.output)",
         "for first in range(start + 1, token_len(self.output)",
     ),
-    Mutant("half_a_link", "F9", _LINKS, "case Reception.LEFT if is_dialled:", "case Reception.LEFT if False:"),
+    Mutant(
+        "half_a_link",
+        "F9",
+        _LINKS,
+        "case Reception.LEFT if received.peer.role != Role.FRONT.value:",
+        "case Reception.LEFT if False:",
+    ),
     Mutant("half_a_link_to_the_front", "F9", _WORKERS, "case Reception.LEFT, _:", "case Reception.LEFT, _ if False:"),
     Mutant("link_ends_without_fence", "A10", _ENDPOINTS, "        turn.do(FencePeer(name))\n", ""),
     Mutant(
@@ -1053,5 +1059,12 @@ MUTANTS = (
         _WORKERS,
         "if prefill is None or self._workers[prefill].revision != self._workers[decode].revision:\n",
         "if prefill is None:\n",
+    ),
+    Mutant(
+        "let_go_and_not_told",
+        "A6",
+        _LINKS,
+        "            case Reception.LEFT if received.peer.role != Role.FRONT.value:",
+        "            case Reception.LEFT if is_dialled:",
     ),
 )

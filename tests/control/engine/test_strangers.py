@@ -37,7 +37,7 @@ from deltaserve.core.wire.messages import (
     Submit,
     Tokens,
 )
-from tests.control.engine.duo import DECODE, FRONT, PREFILL, Duo, slow_fabric
+from tests.control.engine.duo import DECODE, FRONT, PREFILL, Duo, act, slow_fabric
 
 PROMPT = list(range(1, 31))
 EVIL = PeerName("evil")
@@ -259,3 +259,14 @@ def test_names_without_end_are_not_all_remembered() -> None:
     say(duo, PREFILL, Heartbeat(), BOOT, EVIL)
     assert EVIL in duo.prefill.links.table
     duo.serve(PROMPT[:9], 3)
+
+
+def test_a_late_offer_of_a_decode_worker_that_has_let_us_go_is_given_up() -> None:
+    """Found by the simulator (seed 17957657030199): nobody answered for the room, and its pages stayed held."""
+    duo = Duo()
+    offer = an_offer(duo)
+    duo.quiet()
+    act(duo.worker(DECODE), lambda turn: duo.decode.links.let_go(PREFILL, turn))
+    duo.inject(PREFILL, DECODE, offer)
+    assert not duo.held(PREFILL).is_nothing
+    duo.quiet()

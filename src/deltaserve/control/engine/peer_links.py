@@ -229,7 +229,7 @@ class PeerLinks:
                     self.greet(name, turn)
             case Reception.UNGREETED:
                 self.send(name, NOT_READY, turn)
-            case Reception.LEFT if is_dialled:
+            case Reception.LEFT if received.peer.role != Role.FRONT.value:  # one that dials us has let us go
                 self.fence(name, turn)
                 self.greet(name, turn)
                 return True
