@@ -267,8 +267,7 @@ class Disorder:
     def _jump(self) -> None:
         victim = self._victim()
         if victim is not None:
-            victim.pace.clock_s += self._chance.log_uniform(0.1, 10.0)
-            victim.resumed_at = self._cast.world.now
+            victim.jump(self._chance.log_uniform(0.1, 10.0))
 
     def _drain(self) -> None:
         """SIGTERM: it ends when it is drained, or at the end of its grace, and is started again."""
