@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Any
 from urllib.parse import unquote
 
@@ -32,7 +31,7 @@ class GrammarSchema:
 
     root: Any
 
-    @property
+    @cached_property
     def parts(self) -> Sequence[dict[str, Any]]:
         """Every schema in it that is an object. A constant or a default that looks like one is none, unless a reference
         names it. Where not all references can be followed, whatever is an object counts."""
@@ -145,7 +144,7 @@ def _objects_in(value: Any) -> Iterator[dict[str, Any]]:
         each = waiting.pop()
         if isinstance(each, dict):
             yield each
-        waiting += chain(each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+        waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
 
 
 def _steps_of(ref: str) -> list[str]:

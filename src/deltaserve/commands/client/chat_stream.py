@@ -7,7 +7,14 @@ from typing import Any
 
 import httpx
 
-from deltaserve.commands.client.completion_stream import ServerError, cached_len, events, listed_models, refusal
+from deltaserve.commands.client.completion_stream import (
+    ServerError,
+    cached_len,
+    error_in,
+    events,
+    listed_models,
+    refusal,
+)
 
 OURS = "deltaserve"
 """`owned_by` of a model that a deltaserve server names."""
@@ -118,8 +125,8 @@ async def chat(
 
 def _pieces(event: Mapping[str, Any], answer: ChatAnswer) -> list[tuple[str, bool]]:
     """What one event adds: (text, whether it is a thought). Raises ServerError for an error event."""
-    if error := event.get("error"):
-        raise ServerError(str(error.get("message", error)) if isinstance(error, Mapping) else str(error))
+    if (said := error_in(event)) is not None:
+        raise ServerError(said)
     answer.usage = event.get("usage") or answer.usage
     pieces = []
     for choice in event.get("choices") or ():

@@ -61,8 +61,8 @@ class Completion:
 
     def take(self, event: Mapping[str, Any], at_s: float) -> None:
         """Add one event, received `at_s` seconds after the request was sent. Raises ServerError for an error event."""
-        if error := event.get("error"):
-            raise ServerError(error.get("message", str(error)) if isinstance(error, Mapping) else str(error))
+        if (said := error_in(event)) is not None:
+            raise ServerError(said)
         self.usage = event.get("usage") or self.usage
         for choice in event.get("choices", ()):
             text, tokens = choice.get("text") or "", choice.get("token_ids") or ()
@@ -97,6 +97,14 @@ def refusal(status: int, content: str) -> ServerError:
     except (ValueError, KeyError, TypeError):
         said = content
     return ServerError(f"HTTP {status}: {str(said)[:500]}")
+
+
+def error_in(event: Mapping[str, Any]) -> str | None:
+    """What an event of a stream says of an error, in the server's own words; None: it is none."""
+    error = event.get("error")
+    if not error:
+        return None
+    return str(error.get("message", error)) if isinstance(error, Mapping) else str(error)
 
 
 async def complete(http: httpx.AsyncClient, body: Mapping[str, object], completion: Completion) -> None:

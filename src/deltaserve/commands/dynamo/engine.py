@@ -53,8 +53,8 @@ class ServerEngine(LLMEngine):  # type: ignore[misc]
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> Any:
-        """Not used: options are read by `deltaserve dynamo`."""
-        raise NotImplementedError
+        """Raises WorkerEnded: options are read by `deltaserve dynamo`, and Dynamo's own launcher has no server."""
+        raise WorkerEnded("this engine stands for a running server: start it by `deltaserve dynamo --base-url URL`")
 
     async def start(self, worker_id: int) -> EngineConfig:
         """What Dynamo registers."""

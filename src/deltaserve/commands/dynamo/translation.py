@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from deltaserve.commands.client.completion_stream import error_in
 from deltaserve.core.errors import DeltaserveError
 
 Json = dict[str, Any]
@@ -118,8 +119,8 @@ class Chunks:
 
     def of(self, event: Mapping[str, Any]) -> Iterator[Json]:
         """What Dynamo is told by one event. Raises BrokenStream for the server's own error."""
-        if error := event.get("error"):
-            raise BrokenStream(str(error.get("message", error)) if isinstance(error, Mapping) else str(error))
+        if (said := error_in(event)) is not None:
+            raise BrokenStream(said)
         for choice in event.get("choices") or ():
             chunk = self._chunk(choice)
             if choice.get("finish_reason") is not None:

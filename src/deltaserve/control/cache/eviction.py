@@ -5,10 +5,10 @@ evict takes constant time whatever the size of the tree. It holds because use of
 and because the ancestors of a locked node are locked. Roots hold no pages and never stand here.
 """
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from typing import Protocol
 
 from deltaserve.control.cache.radix import Node
 from deltaserve.core.errors import IntegrityError
@@ -23,31 +23,46 @@ class KvEviction(Enum):
     """Those that one request alone has used, then those of several; of both the least recently used."""
 
 
-class EvictionOrder(Protocol):
+class EvictionOrder(ABC):
     """Unlocked nodes in the order in which they are to be evicted."""
 
+    @abstractmethod
     def __iter__(self) -> Iterator[Node]: ...
 
-    def oldest(self) -> Node | None:
-        """The leaf to evict next; None when every node is locked."""
-
-    def touch_path(self, node: Node) -> None:
-        """Note the use of the path from the root to `node`: its unlocked nodes become the most recent."""
-
+    @abstractmethod
     def add(self, node: Node) -> None:
         """`node` has just been unlocked: it becomes the most recent. Callers go from leaf to root."""
 
+    @abstractmethod
     def remove(self, node: Node) -> None:
         """`node` has been locked or has left the tree."""
 
+    @abstractmethod
     def resized(self, node: Node) -> None:
         """`node`, which may stand here, has lost pages."""
 
+    @abstractmethod
     def check_integrity(self) -> None:
         """Raises IntegrityError when a count is wrong."""
 
+    @abstractmethod
+    def _touch(self, node: Node) -> None:
+        """`node`, which stands here, becomes the most recent of those that it is told from by use alone."""
 
-class LruOrder:
+    def oldest(self) -> Node | None:
+        """The leaf to evict next; None when every node is locked."""
+        return next(iter(self), None)
+
+    def touch_path(self, node: Node) -> None:
+        """Note the use of the path from the root to `node`: its unlocked nodes become the most recent."""
+        step: Node | None = node
+        while step is not None and not step.locks:
+            if step.parent is not None:
+                self._touch(step)
+            step = step.parent
+
+
+class LruOrder(EvictionOrder):
     """Unlocked nodes, least recently used first."""
 
     def __init__(self) -> None:
@@ -55,17 +70,6 @@ class LruOrder:
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self._order)
-
-    def oldest(self) -> Node | None:
-        return next(iter(self._order), None)
-
-    def touch_path(self, node: Node) -> None:
-        order = self._order
-        step: Node | None = node
-        while step is not None and not step.locks:
-            if step.parent is not None:
-                order.move_to_end(step)
-            step = step.parent
 
     def add(self, node: Node) -> None:
         self._order[node] = None
@@ -79,8 +83,38 @@ class LruOrder:
     def check_integrity(self) -> None:
         """Nothing is counted here."""
 
+    def _touch(self, node: Node) -> None:
+        self._order.move_to_end(node)
 
-class SegmentedLruOrder:
+
+class _Segment:
+    """Nodes, least recently used first, and their pages."""
+
+    def __init__(self) -> None:
+        self.nodes: OrderedDict[Node, int] = OrderedDict()
+        """Node |-> its pages."""
+        self.num_pages = 0
+
+    def add(self, node: Node) -> None:
+        self.nodes[node] = node.num_pages
+        self.num_pages += node.num_pages
+
+    def remove(self, node: Node) -> None:
+        self.num_pages -= self.nodes.pop(node)
+
+    def recount(self, node: Node) -> None:
+        """It stays in its place."""
+        self.num_pages += node.num_pages - self.nodes[node]
+        self.nodes[node] = node.num_pages
+
+    def check_integrity(self) -> None:
+        if any(node.num_pages != num_pages for node, num_pages in self.nodes.items()):
+            raise IntegrityError("the eviction order has wrong sizes")
+        if self.num_pages != sum(self.nodes.values()):
+            raise IntegrityError("the eviction order has miscounted its pages")
+
+
+class SegmentedLruOrder(EvictionOrder):
     """Two segments: what one request has used, and behind it, protected, what a second one has leased.
 
     A burst of prompts that never come again passes through the first segment and leaves the second alone. That holds
@@ -95,70 +129,47 @@ class SegmentedLruOrder:
     """Largest share of the second segment."""
 
     def __init__(self) -> None:
-        self._once: OrderedDict[Node, int] = OrderedDict()  # node |-> its pages
-        self._protected: OrderedDict[Node, int] = OrderedDict()
-        self._num_pages = 0
-        self._num_protected = 0
+        self._once, self._protected = _Segment(), _Segment()
 
     def __iter__(self) -> Iterator[Node]:
-        yield from self._once
-        yield from self._protected
-
-    def oldest(self) -> Node | None:
-        return next(iter(self._once or self._protected), None)
-
-    def touch_path(self, node: Node) -> None:
-        step: Node | None = node
-        while step is not None and not step.locks:
-            if step.parent is not None:
-                self._segment(step).move_to_end(step)
-            step = step.parent
+        yield from self._once.nodes
+        yield from self._protected.nodes
 
     def add(self, node: Node) -> None:
-        self._num_pages += node.num_pages
         if node.reused:
-            self._protected[node] = node.num_pages
-            self._num_protected += node.num_pages
+            self._protected.add(node)
             self._shrink()
         else:
-            self._once[node] = node.num_pages
+            self._once.add(node)
 
     def remove(self, node: Node) -> None:
-        segment = self._segment(node)
-        num_pages = segment.pop(node)
-        self._num_pages -= num_pages
-        if segment is self._protected:
-            self._num_protected -= num_pages
+        self._segment(node).remove(node)
 
     def resized(self, node: Node) -> None:
         segment = self._segment(node)
-        if node in segment:
-            lost = segment[node] - node.num_pages
-            segment[node] = node.num_pages
-            self._num_pages -= lost
-            if segment is self._protected:
-                self._num_protected -= lost
+        if node in segment.nodes:
+            segment.recount(node)
 
     def check_integrity(self) -> None:
-        for segment in (self._once, self._protected):
-            if any(node.num_pages != num_pages for node, num_pages in segment.items()):
-                raise IntegrityError("the eviction order has wrong sizes")
-        if (self._num_pages, self._num_protected) != (
-            sum(self._once.values()) + sum(self._protected.values()),
-            sum(self._protected.values()),
-        ):
-            raise IntegrityError("the eviction order has miscounted its pages")
+        self._once.check_integrity()
+        self._protected.check_integrity()
 
-    def _segment(self, node: Node) -> OrderedDict[Node, int]:
-        return self._protected if node in self._protected else self._once
+    def _touch(self, node: Node) -> None:
+        self._segment(node).nodes.move_to_end(node)
+
+    def _segment(self, node: Node) -> _Segment:
+        return self._protected if node in self._protected.nodes else self._once
 
     def _shrink(self) -> None:
         """The last one stays: it was just added."""
-        while self._num_protected > self._PROTECTED * self._num_pages and len(self._protected) > 1:
-            node, num_pages = self._protected.popitem(last=False)
+        once, protected = self._once, self._protected
+        while protected.num_pages > self._PROTECTED * (once.num_pages + protected.num_pages):
+            if len(protected.nodes) == 1:
+                break
+            node = next(iter(protected.nodes))
+            protected.remove(node)
             node.reused = False
-            self._num_protected -= num_pages
-            self._once[node] = num_pages
+            once.add(node)
 
 
 ORDERS: Mapping[KvEviction, Callable[[], EvictionOrder]] = {

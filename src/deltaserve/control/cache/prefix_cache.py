@@ -123,9 +123,7 @@ class PrefixCache:
         if match.node is None or not match.num_pages:
             return self.empty_lease(match.namespace)
         node = self._cut(match.node, match.num_pages)
-        lease = self._lock_new(node, None, self._firsts(node, match.num_tokens))
-        note_reuse(node)
-        return lease
+        return self._lock_again(node, None, self._firsts(node, match.num_tokens))
 
     def lease_kv(self, match: Match, num_tokens: int) -> Lease:
         """Lock the FULL pages as far as they reach, for a request whose prompt of `num_tokens` is computed elsewhere.
@@ -138,9 +136,7 @@ class PrefixCache:
         if match.node is None:
             return self.empty_lease(match.namespace)
         node = self._cut(match.node, match.reach // self.page_size)
-        lease = self._lock_new(node, None, self._firsts_without_states(node, num_tokens))
-        note_reuse(node)
-        return lease
+        return self._lock_again(node, None, self._firsts_without_states(node, num_tokens))
 
     def empty_lease(self, namespace: Namespace) -> Lease:
         """Lease of no pages, for a request without a hit: it too inserts into its lease."""
@@ -157,8 +153,7 @@ class PrefixCache:
         if reach == lease.num_pages:
             return lease
         node = self._cut(node, reach)
-        longer = self._lock_new(node, lease._node, self._firsts_without_states(node, token_len(tokens)))
-        note_reuse(node)
+        longer = self._lock_again(node, lease._node, self._firsts_without_states(node, token_len(tokens)))
         self._end(lease)
         return longer
 
@@ -424,6 +419,13 @@ class PrefixCache:
             tail.lock(lease._node, first)
             tail.unlock(lease._node, held)
             lease._firsts = (*lease._firsts[: tail.index], first, *lease._firsts[tail.index + 1 :])
+
+    def _lock_again(self, node: Node, above: Node | None, firsts: tuple[int, ...]) -> Lease:
+        """`_lock_new` for another request than the one that computed the path. Its nodes have left the order, which
+        may ask for `reused` when they come back."""
+        lease = self._lock_new(node, above, firsts)
+        note_reuse(node)
+        return lease
 
     def _lock_new(self, node: Node, above: Node | None, firsts: tuple[int, ...]) -> Lease:
         """Lock `node` and its ancestors up to, not including, `above`, whose lock passes over to the new lease."""

@@ -67,7 +67,6 @@ class LowestTtft:
 
     @staticmethod
     def _best(prompt_len: int, workers: Choosable, prices: Prices, heat: "_Heat") -> Choice:
-
         def computing_rank(side: Computing) -> tuple[int, float, str]:
             queue_s, prefill_s = compute_times(prompt_len, heat.computing(side))
             price = queue_s + prefill_s * (1.0 + _COST_TO_OTHERS)

@@ -159,8 +159,7 @@ class _EqualBlocks:
         """q [n * C, Hq, D] -> [n * C, Hq, Dv] float32"""
         n, heads, group, length = self._shape
         grouped = q.view(n, length, heads, group, -1).permute(0, 2, 3, 1, 4)
-        rows = grouped.reshape(n * heads, group * length, -1).float().mul_(scale)
-        rows = _padded(rows)
+        rows = _padded(grouped.reshape(n * heads, group * length, -1).float().mul_(scale))
         top, total = rows.new_full((2, *self._shape), _LOWEST)
         total.zero_()
         if sinks is not None:  # a key that all see, and that has no value
@@ -168,7 +167,7 @@ class _EqualBlocks:
             total.fill_(1.0)
         top, total = top.view(*rows.shape[:2], 1), total.view(*rows.shape[:2], 1)
         value_dim = self._arena.layout.group.value_dim
-        out = rows.new_zeros(*rows.shape[:2], value_dim + -value_dim % _ALIGNED_DIM)
+        out = rows.new_zeros(*rows.shape[:2], value_dim + _num_missing(value_dim))
         for tiles in self._tiles:
             here = slice(tiles.start * heads, tiles.end * heads)
             self._add(layer, tiles, (rows[here], top[here], total[here], out[here]), scratch)
@@ -212,5 +211,9 @@ def open_attention(pages: PagesInUse) -> TorchAttention:
 
 def _padded(factors: Tensor) -> Tensor:
     """[.., D] with zeros up to a multiple of `_ALIGNED_DIM` columns; itself where it has so many."""
-    missing = -factors.shape[-1] % _ALIGNED_DIM
+    missing = _num_missing(factors.shape[-1])
     return pad(factors, (0, missing)) if missing else factors
+
+
+def _num_missing(num_columns: int) -> int:
+    return -num_columns % _ALIGNED_DIM
