@@ -2,7 +2,7 @@
 test's time limit may hold a compilation; where it cannot be compiled, the tests that need it are skipped."""
 
 import fcntl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -25,13 +25,16 @@ ISAS = (*KERNEL_FLAGS["x86_64"], EMULATED_AMX)
 BUILDS = Path(__file__).parents[3] / "out" / "tests"
 _LIBRARY = SOURCES / LIBRARY_NAME
 _EMULATED = BUILDS / "libdeltaserve_emulated.so"
+_EMULATED_BY = "avx512_bf16"
+QUICKLY = ("-O0", "-g0", "-fno-sanitize=all")
+"""Flags of kernels that no test calls in a library made for tests: they are only there to be linked."""
 
 
 def build_libraries(test_ids: Sequence[str]) -> None:
     """What tests of these names need."""
     _why_not(_LIBRARY)
-    if any(EMULATED_AMX in test_id for test_id in test_ids):
-        _why_not(_EMULATED, EMULATED_TILES, "-O1")
+    if any(EMULATED_AMX in test_id for test_id in test_ids) and EMULATED_AMX in sets_here():
+        _emulated_library()
 
 
 def compiled_library() -> NativeLibrary:
@@ -39,33 +42,53 @@ def compiled_library() -> NativeLibrary:
     return _library(_LIBRARY)
 
 
+def made_quickly(unused: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    """Flags of these instruction sets."""
+    return dict.fromkeys(unused, QUICKLY)
+
+
+def sets_here() -> tuple[str, ...]:
+    """Those of ISAS that this machine can run. Empty where there is no compiler."""
+    if _why_not(_LIBRARY) is not None:
+        return ()
+    names = tuple(one.name for one in NativeLibrary(_LIBRARY).instruction_sets)
+    return (*names, EMULATED_AMX) if _EMULATED_BY in names else names
+
+
 def native_context(isa: str, num_threads: int = 1, rounding: Rounding = Rounding.OF_QUERY) -> NativeContext:
     """One of ISAS. Skips the test where the machine cannot run it."""
     library, name = compiled_library(), isa
     if isa == EMULATED_AMX:
-        library, name = _library(_EMULATED, EMULATED_TILES, "-O1"), "amx_bf16"
+        if isa not in sets_here():
+            pytest.skip(f"this machine has no amx_bf16, nor {_EMULATED_BY}")
+        library, name = _emulated_library(), "amx_bf16"
     found = next((one for one in library.instruction_sets if one.name == name), None)
     if found is None:
-        pytest.skip(f"this machine has no {name}" + (", nor avx512_bf16" if isa == EMULATED_AMX else ""))
+        pytest.skip(f"this machine has no {name}")
     return NativeContext(library, found, num_threads, rounding)
 
 
-def _library(path: Path, *flags: str) -> NativeLibrary:
-    reason = _why_not(path, *flags)
+def _emulated_library() -> NativeLibrary:
+    """Its amx_bf16 has kernels of other sets, too, but none of these two."""
+    return _library(_EMULATED, (EMULATED_TILES, "-O1"), ("generic", "avx2"))
+
+
+def _library(path: Path, flags: tuple[str, ...] = (), unused: tuple[str, ...] = ()) -> NativeLibrary:
+    reason = _why_not(path, flags, unused)
     if reason is not None:
         pytest.skip(reason)
     return NativeLibrary(path)
 
 
 @cache
-def _why_not(path: Path, *flags: str) -> str | None:
+def _why_not(path: Path, flags: tuple[str, ...] = (), unused: tuple[str, ...] = ()) -> str | None:
     """Compiles the library where it is not current, once in a run; why that is not possible here."""
     BUILDS.mkdir(parents=True, exist_ok=True)
     with (BUILDS / "compile.lock").open("w") as lock:  # of two processes that want a library one compiles
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_current(path):
             try:
-                compile_library(path, flags)
+                compile_library(path, flags, made_quickly(unused))
             except CannotCompile as error:
                 return str(error)[-300:]
     return None

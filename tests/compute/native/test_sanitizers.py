@@ -16,7 +16,14 @@ from deltaserve.compute.native.compile_library import (
     find_compiler,
     sources_digest,
 )
-from tests.compute.native.native_build import BUILDS, compiled_library
+from tests.compute.native.native_build import (
+    BUILDS,
+    EMULATED_AMX,
+    ISAS,
+    compiled_library,
+    made_quickly,
+    sets_here,
+)
 from tests.fixtures.cached import made_once
 
 # Of UBSan what the compiler checks in reasonable time: pointers that are null or not aligned cost it minutes.
@@ -69,7 +76,7 @@ def checked_programs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         pytest.skip(str(error))
     if built.returncode or run([str(folder / "nothing")]).returncode:
         pytest.skip("programs with AddressSanitizer and UBSan do not build or run here")
-    kept = made_once(BUILDS / "sanitizers", _made_of(), _make_checked_programs)
+    kept = made_once(BUILDS / "sanitizers", [*_made_of(), *map(str.encode, _unused())], _make_checked_programs)
     return [kept / driver.stem for driver in DRIVERS]
 
 
@@ -81,8 +88,14 @@ def _made_of() -> list[bytes]:
     return [text.encode() for text in texts]
 
 
+def _unused() -> tuple[str, ...]:
+    """Instruction sets of which the drivers call nothing here, though what they call may be of a less capable one."""
+    here = sets_here()
+    return tuple(name for name in ISAS if name not in here and not (name == "amx_bf16" and EMULATED_AMX in here))
+
+
 def _make_checked_programs(folder: Path) -> None:
-    compile_library(folder / LIBRARY_NAME, (*CHECKED, EMULATED_TILES))
+    compile_library(folder / LIBRARY_NAME, (*CHECKED, EMULATED_TILES), made_quickly(_unused()))
     for driver in DRIVERS:
         beside = (f"-L{folder}", f"-l:{LIBRARY_NAME}", "-Wl,-rpath,$ORIGIN")
         built = build(driver, folder / driver.stem, *CHECKED, *beside)

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 SOURCES = Path(__file__).resolve().parent
 LIBRARY_NAME = "libdeltaserve_native.so"
@@ -73,8 +74,11 @@ def find_compiler() -> list[str]:
     raise CannotCompile(f"no C++ compiler: {' '.join(named) or 'c++, g++ or clang++'} not found")
 
 
-def compile_library(target: Path, extra_flags: Sequence[str] = ()) -> None:
-    """`target` appears at once, complete. Raises CannotCompile."""
+def compile_library(
+    target: Path, extra_flags: Sequence[str] = (), flags_of: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> None:
+    """`target` appears at once, complete; `flags_of`: more for the kernels of an instruction set, behind all others.
+    Raises CannotCompile."""
     machine = platform.machine()
     kernel_flags = KERNEL_FLAGS.get(machine)
     if kernel_flags is None or not sys.platform.startswith("linux"):
@@ -90,7 +94,7 @@ def compile_library(target: Path, extra_flags: Sequence[str] = ()) -> None:
             for name, of_set in kernel_flags.items():
                 if name in LEFT_OUT.get(source.stem, ()):
                     continue
-                own = [f"-DDELTASERVE_ISA={name}", *of_set]
+                own = [f"-DDELTASERVE_ISA={name}", *of_set, *flags_of.get(name, ())]
                 jobs.append([*own, str(source), "-o", f"{folder}/{source.stem}.{name}.o"])
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda job: _run([*compiler, *flags, "-c", *job]), jobs))
