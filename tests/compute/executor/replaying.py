@@ -1,11 +1,14 @@
 """A driver whose decode steps are recorded and replayed, and a schedule of steps that differ in all they can."""
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from deltaserve.compute.executor.step_recorder import StepRecorder
@@ -29,7 +32,7 @@ DECODING: tuple[tuple[int, ...], ...] = ((0, 1, 2, 3, 4), (1, 2, 3), (2, 3, 4), 
 """Rows of each step. The last row shares nothing."""
 GOING_ON: tuple[tuple[int, ...], ...] = ((0, 1, 2, 3), (0, 2, 5), (2, 3))
 """Rows of runs of steps, which are planned as such."""
-RUN_LEN = 4
+RUN_LEN = 3
 AFTER = (0, 2, 3, 4)
 NUM_STEPS = len(DECODING) + len(GOING_ON) * RUN_LEN + 1
 NUM_RECORDED = (5, 4)
@@ -43,6 +46,18 @@ RULES: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "logit_bias": ((7, 4.0),)},
     {"temperature": 0.7, "min_p": 0.1},
 )
+
+
+def with_fewer_layers(model: Path, folder: Path, num_layers: int) -> Path:
+    """A copy with the first layers alone: what a step does to one it does to all, and each is interpreted for long."""
+    copy = Path(shutil.copytree(model, folder / model.name))
+    config = json.loads((copy / "config.json").read_text())
+    kinds = {"layer_types": config["layer_types"][:num_layers]} if "layer_types" in config else {}
+    (copy / "config.json").write_text(json.dumps(config | kinds | {"num_hidden_layers": num_layers}))
+    tensors = load_file(copy / "model.safetensors")
+    left_out = tuple(f"model.layers.{layer}." for layer in range(num_layers, config["num_hidden_layers"]))
+    save_file({n: t for n, t in tensors.items() if not n.startswith(left_out)}, copy / "model.safetensors")
+    return copy
 
 
 class EagerDriver(Driver):

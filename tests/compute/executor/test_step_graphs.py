@@ -38,6 +38,7 @@ from tests.compute.executor.replaying import (
     Repeating,
     ReplayingDriver,
     decode_together,
+    with_fewer_layers,
 )
 from tests.compute.executor.world import Driver
 
@@ -63,15 +64,17 @@ def check_replays(folder: Path, kinds: Sequence[type[RecordingDriver]]) -> None:
 
 
 @needs_triton
-def test_replays_compute_what_steps_do(process: KernelProcess, tiny_models: Path) -> None:
+def test_replays_compute_what_steps_do(process: KernelProcess, tiny_models: Path, tmp_path: Path) -> None:
     """Launched ahead of the tokens that they begin with, or not, and whether rows share what they read or not."""
-    run_in(process, check_replays, tiny_models / "llama", (ReplayingDriver, RecordingDriver))
+    model = with_fewer_layers(tiny_models / "llama", tmp_path, 2)
+    run_in(process, check_replays, model, (ReplayingDriver, RecordingDriver))
 
 
 @needs_triton
-def test_replays_over_windows(process: KernelProcess, tiny_models: Path) -> None:
-    """And of embeddings that are scaled."""
-    run_in(process, check_replays, tiny_models / "gemma3_text", (ReplayingDriver,))
+def test_replays_over_windows(process: KernelProcess, tiny_models: Path, tmp_path: Path) -> None:
+    """And of embeddings that are scaled. Its third layer is the first that sees everything."""
+    model = with_fewer_layers(tiny_models / "gemma3_text", tmp_path, 3)
+    run_in(process, check_replays, model, (ReplayingDriver,))
 
 
 # ---------------------------------------------------------------- which models
