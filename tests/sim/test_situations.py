@@ -1,6 +1,7 @@
 """What docs/reliability.md says that runs contain is counted, told and gated; the judge's own knobs reach it."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -10,15 +11,20 @@ from deltaserve.core.wire.messages import Envelope, Heartbeat
 from deltaserve.sim.cluster import Cluster, Shape
 from deltaserve.sim.drawn import drawn
 from deltaserve.sim.faults import FaultKind
-from deltaserve.sim.knobs import draw_knobs
+from deltaserve.sim.knobs import Knobs, draw_knobs
 from deltaserve.sim.rig import Report, simulate
 from deltaserve.sim.situations import RUNS_PER_RATE, Situation
 from deltaserve.sim.summary import Summary
 from deltaserve.sim.work import MARGIN, WorkBound
 from tests.sim.test_staged_runs import KNOBS, SHAPE
 
-DRAWN = [draw_knobs(seed) for seed in range(4000)]
 PREFILL, DECODE = PeerName("prefill-0"), PeerName("decode-0")
+
+
+@cache
+def all_drawn() -> tuple[Knobs, ...]:
+    """Made for the first test that asks: every process that collects imports this file."""
+    return tuple(map(draw_knobs, range(4000)))
 
 
 def summary_of(situations: frozenset[Situation], num_runs: int) -> Summary:
@@ -50,7 +56,7 @@ def test_the_summary_tells_each_and_sums_are_summaries() -> None:
 
 
 def test_half_of_the_staging_runs_may_cut_several_windows() -> None:
-    staged = [knobs.shape for knobs in DRAWN if knobs.shape.prefill_staging_bytes]
+    staged = [knobs.shape for knobs in all_drawn() if knobs.shape.prefill_staging_bytes]
     cut = [shape for shape in staged if shape.window_bytes is not None]
     assert len(cut) > 0.6 * len(staged)
     assert all(shape.chunk_len >= 3 * shape.page_size for shape in cut)
@@ -65,7 +71,7 @@ def test_a_staged_chunk_is_cut_into_several_windows_of_a_pool() -> None:
 
 
 def test_ranks_that_send_nothing_are_late_where_there_are_some() -> None:
-    late = [knobs for knobs in DRAWN if knobs.idle_rank_lag_s]
+    late = [knobs for knobs in all_drawn() if knobs.idle_rank_lag_s]
     assert len(late) > 40
     assert all(0 < len(knobs.shape.ranks_without_readers()) < knobs.shape.prefill_ranks for knobs in late)
     assert all(FaultKind.COMPLETION_FIRST in knobs.rates for knobs in late)
@@ -89,13 +95,13 @@ def test_a_frame_of_an_earlier_life_may_come_behind_one_of_a_later() -> None:
 
 
 def test_some_runs_end_a_worker_again_and_again() -> None:
-    short = [knobs for knobs in DRAWN if knobs.life_lag_s]
+    short = [knobs for knobs in all_drawn() if knobs.life_lag_s]
     assert len(short) > 60
     assert all(FaultKind.CRASH_LOOP in {kind for _, kind in knobs.events} for knobs in short)
 
 
 def test_conditions_are_situations_by_themselves() -> None:
-    met = {situation for knobs in DRAWN for situation in drawn(knobs)}
+    met = {situation for knobs in all_drawn() for situation in drawn(knobs)}
     assert {Situation.UNEQUAL_PAGES, Situation.SICK_FRONT, Situation.SLOW_WRITES, Situation.SMALLEST_POOL} <= met
 
 
@@ -121,8 +127,8 @@ def test_the_summary_tells_how_many_events_turns_had(num_events: int, size: str)
 
 
 def test_plans_are_made_at_once_or_late_behind_a_step_that_is_long_enough() -> None:
-    late = [knobs for knobs in DRAWN if knobs.plans_late]
-    assert 0.1 * len(DRAWN) < len(late) < 0.5 * len(DRAWN)
+    late = [knobs for knobs in all_drawn() if knobs.plans_late]
+    assert 0.1 * len(all_drawn()) < len(late) < 0.5 * len(all_drawn())
     assert all(knobs.step_s >= 0.003 and knobs.sick is None for knobs in late)
     ahead = replace(KNOBS, shape=replace(KNOBS.shape, steps_ahead=1), step_s=0.01)
     for plans_late in (True, False):

@@ -29,7 +29,7 @@ from tools.train_draft_head import main, make_head
 NUM_TOKENS = 1500
 DRAFT_VOCAB = 200
 CHATS = ChatRecipe(seed=3, num_rows=16, chats_per_file=24, turn_len=120, answer_len=40)
-LESSONS = TrainRecipe(seed=3, num_epochs=12, chats_per_step=4, peak_lr=3e-3, warmup_steps=5)
+LESSONS = TrainRecipe(seed=3, num_epochs=5, chats_per_step=4, peak_lr=5e-3, warmup_steps=5)
 
 
 def silent(line: str) -> None:
