@@ -33,7 +33,8 @@ from tests.chaos.proxy import FAIR
 from tests.patience import PATIENCE_S
 
 RESET_S = 0.3
-_PROMPT_LEN, _OUTPUT_LEN = 48, 400
+OUTPUT_LEN = 400
+_PROMPT_LEN = 48
 _MIDDLE = 20
 """Every stream has so many tokens when the fault strikes."""
 
@@ -93,8 +94,8 @@ def random_prompts(count: int, seed: int) -> list[list[int]]:
     return [[draw.randrange(32, 127) for _ in range(_PROMPT_LEN)] for _ in range(count)]
 
 
-async def stream(http: httpx.AsyncClient, prompt: list[int], into: Stream) -> None:
-    body = {"model": MODEL.name, "prompt": prompt, "max_tokens": _OUTPUT_LEN, "temperature": 0, "ignore_eos": True}
+async def stream(http: httpx.AsyncClient, prompt: list[int], output_len: int, into: Stream) -> None:
+    body = {"model": MODEL.name, "prompt": prompt, "max_tokens": output_len, "temperature": 0, "ignore_eos": True}
     body |= {"stream": True, "return_token_ids": True}
     async with http.stream("POST", "/v1/completions", json=body, timeout=PATIENCE_S) as reply:
         if reply.status_code != 200:
@@ -119,13 +120,13 @@ def _take(event: dict[str, object], into: Stream) -> None:
 
 
 async def ask_all(
-    http: httpx.AsyncClient, prompts: list[list[int]], strike: Callable[[], Awaitable[None]] | None
+    http: httpx.AsyncClient, prompts: list[list[int]], output_len: int, strike: Callable[[], Awaitable[None]] | None
 ) -> list[Stream]:
     """All at the same time; `strike` once each is in its middle."""
     streams = [Stream() for _ in prompts]
     async with asyncio.TaskGroup() as tasks:
         for prompt, into in zip(prompts, streams, strict=True):
-            tasks.create_task(stream(http, prompt, into))
+            tasks.create_task(stream(http, prompt, output_len, into))
         while strike is not None:
             await asyncio.sleep(0.01)
             if all(len(s.tokens) >= _MIDDLE or s.error for s in streams):
@@ -166,7 +167,7 @@ class Striker:
         await wait_ready(http)
 
 
-async def measure(num_streams: int, faults: list[Fault]) -> list[Outcome]:
+async def measure(num_streams: int, faults: list[Fault], output_len: int = OUTPUT_LEN) -> list[Outcome]:
     """One cluster, one round per fault, each of prompts of its own."""
     outcomes = []
     with TemporaryDirectory(prefix="streams-", ignore_cleanup_errors=True) as folder:
@@ -175,9 +176,9 @@ async def measure(num_streams: int, faults: list[Fault]) -> list[Outcome]:
             striker = Striker(cluster)
             for round_number, fault in enumerate(faults):
                 prompts = random_prompts(num_streams, round_number)
-                calm = await ask_all(http, prompts, None)
+                calm = await ask_all(http, prompts, output_len, None)
                 assert all(s.is_complete for s in calm), [s.error for s in calm if s.error]
-                struck = await ask_all(http, prompts, partial(striker.strike, fault, http))
+                struck = await ask_all(http, prompts, output_len, partial(striker.strike, fault, http))
                 await striker.heal(http)
                 outcomes.append(judge(fault, calm, struck, striker.num_struck))
     return outcomes
