@@ -40,6 +40,7 @@ async def test_the_fault_of_a_grammar_is_told(codec: TextCodec, grammar: str) ->
 
 SCHEMA = {"type": "object"}
 BAD = {"type": "object", "not": {}}
+ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
 _CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
 
 
@@ -58,9 +59,14 @@ def _asked(schema: Mapping[str, object]) -> Mapping[str, tuple[str, Mapping[str,
     }
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("schema", [BAD, ENDLESS], ids=["not", "endless"])
 @pytest.mark.parametrize("field", _asked(SCHEMA))
-async def test_a_schema_that_cannot_be_followed_is_named_as_the_client_named_it(codec: TextCodec, field: str) -> None:
-    path, body = _asked(BAD)[field]
+async def test_a_schema_that_cannot_be_followed_is_named_as_the_client_named_it(
+    codec: TextCodec, field: str, schema: Mapping[str, object], stream: bool
+) -> None:
+    path, body = _asked(schema)[field]
+    body = {**body, "stream": stream}
     async with served(codec, OracleEngine(), ServerSettings(MODEL)) as case:
         reply = await case.client.post(path, json=body)
         error = reply.json()["error"]

@@ -4,6 +4,7 @@ The front checks a grammar before it takes the request, the worker that draws co
 limits, so what the front takes the worker can draw by. A compiled grammar stays, by its text; rows get copies.
 """
 
+import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -12,15 +13,17 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache, partial
 from threading import Lock, Thread, stack_size
+from typing import Any
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from deltaserve.core.errors import DeltaserveError
-from deltaserve.model.grammar_schemas import GrammarSchema, schemas_in
+from deltaserve.model.endless_schemas import endless_schema
+from deltaserve.model.grammar_schemas import GrammarSchema, with_schemas
 from deltaserve.model.member_counts import loose_count
 from deltaserve.model.number_bounds import loose_bound
-from deltaserve.model.object_names import with_exact_names
+from deltaserve.model.object_names import exact_names
 
 _MOST_KEPT, _MOST_KEPT_BYTES = 32, 4 << 20
 """Compiled grammars, and bytes of their texts, that are kept. One grows to some thirty megabytes before it meets its
@@ -122,9 +125,7 @@ class AnswerGrammars:
             return f"it cannot be compiled: {error}"
 
     def _compile_or_raise(self, grammar: str) -> LLMatcher:
-        check_schemas(grammar)
-        exact = spelled_freely(with_exact_names(grammar))
-        matcher = LLMatcher(self._read_tokenizer(), exact, limits=_limits(), log_level=0)
+        matcher = LLMatcher(self._read_tokenizer(), exact_grammar(grammar), limits=_limits(), log_level=0)
         if not matcher.is_error() and (warnings := matcher.get_grammar_warnings()):
             raise GrammarError(warnings[0])  # the grammar would say less than what was asked
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()  # its first tokens: most of the lexer's work
@@ -182,30 +183,27 @@ def without_merges(tokenizer: str) -> str:
     return msgspec.json.encode(parts).decode()
 
 
-_SPELLED_FREELY = msgspec.Raw(
-    msgspec.json.encode({"name": "spelled_freely", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: "a"'})
-)
+_SPELLED_FREELY = json.dumps({"name": "spelled_freely", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: "a"'})
+"""An option that is one for all parts of a grammar: a text that must come may be spelled in any tokens. Otherwise
+llguidance allows the tokens alone that the tokenizer finds in it: without merges one for each letter, and for the
+spelling of a control token that token, which no text has."""
 
 
-def spelled_freely(grammar: str) -> str:
-    """The same grammar, with an option that is one for all of its parts: a text that must come may be spelled in any
-    tokens. Otherwise llguidance allows the tokens alone that the tokenizer finds in it: without merges one for each
-    letter, and for the spelling of a control token that token, which no text has."""
-    try:
-        parts = msgspec.json.decode(grammar, type=dict[str, list[msgspec.Raw]])
-        parts["grammars"].append(_SPELLED_FREELY)
-    except (msgspec.DecodeError, KeyError):
-        return grammar  # it is refused by who reads it
-    return msgspec.json.encode(parts).decode()
+def exact_grammar(grammar: str) -> str:
+    """The grammar as it is handed to llguidance, so that it allows what was asked for and no more. Raises GrammarError
+    where a schema asks for what would be allowed too loosely, would take too many states or would never end."""
+    checked: list[GrammarSchema] = []
 
+    def check(root: Any) -> Any:
+        schema = GrammarSchema(root)
+        checked.append(schema)
+        if (fault := loose_bound(schema) or loose_count(schema) or endless_schema(schema)) is not None:
+            raise GrammarError(fault)
+        return exact_names(schema)
 
-def check_schemas(grammar: str) -> None:
-    """Raises GrammarError where a schema asks for what would be allowed too loosely, or take too many states."""
-    schemas = schemas_in(grammar)
-    check_multiples(schemas)
-    for schema in schemas:
-        if (loose := loose_bound(schema) or loose_count(schema)) is not None:
-            raise GrammarError(loose)
+    exact = with_schemas(grammar, check, _SPELLED_FREELY)
+    check_multiples(checked)
+    return exact
 
 
 def check_multiples(schemas: Sequence[GrammarSchema]) -> None:

@@ -8,6 +8,8 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
+import msgspec
+
 _LARK_SCHEMA = re.compile(r"%json\s*")
 _OF_NAMES = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
 _OF_ONE_OR_SOME = frozenset(
@@ -23,6 +25,8 @@ _MOST_DIGITS = 300
 _DECODER = json.JSONDecoder(parse_int=lambda text: int(text) if len(text) <= _MOST_DIGITS else float(text))
 """Whole numbers of more digits than Python reads are no error to others."""
 Part = Mapping[str, Any]
+_END = "]}"
+"""With which a grammar ends that has no other names than `grammars`."""
 
 
 @dataclass(frozen=True)
@@ -99,22 +103,36 @@ def schemas_in(grammar: str) -> Sequence[GrammarSchema]:
     return found
 
 
-def with_schemas(grammar: str, replace: Callable[[Any], Any]) -> str:
-    """The same grammar, each schema in it replaced; as it is where `replace` gives all of them back. Raises ValueError
-    for Lark that is no JSON behind `%json` again and again."""
+def with_schemas(grammar: str, replace: Callable[[Any], Any], more: str = "") -> str:
+    """The same grammar, each schema in it replaced; as it is where `replace` gives all of them back. `more`: JSON of one
+    more part, behind the others. The text is parsed once, as it may be long. Raises ValueError for Lark that is no
+    JSON behind `%json` again and again."""
     if "json" not in grammar:
-        return grammar
+        return _with_more(grammar, more)
     try:
         whole = _DECODER.decode(grammar)
     except ValueError:
-        return grammar
+        return grammar  # it is refused by who compiles it
     given = whole.get("grammars") if isinstance(whole, dict) else None
     if not isinstance(given, list) or not all(isinstance(part, dict) for part in given):
         return grammar
     parts = [_with_schemas(part, replace) for part in given]
-    if all(part is old for part, old in zip(parts, given, strict=True)):
+    is_new = any(part is not old for part, old in zip(parts, given, strict=True))
+    text = json.dumps({**whole, "grammars": parts}, ensure_ascii=False) if is_new else grammar
+    if more and parts and whole.keys() == {"grammars"} and text.endswith(_END):
+        return f"{text.removesuffix(_END)}, {more}{_END}"
+    return _with_more(text, more)
+
+
+def _with_more(grammar: str, more: str) -> str:
+    if not more:
         return grammar
-    return json.dumps({**whole, "grammars": parts}, ensure_ascii=False)
+    try:
+        whole = msgspec.json.decode(grammar, type=dict[str, list[msgspec.Raw]])
+        whole["grammars"].append(msgspec.Raw(more.encode()))
+    except (msgspec.DecodeError, KeyError):
+        return grammar  # it is refused by who compiles it
+    return msgspec.json.encode(whole).decode()
 
 
 def _with_schemas(part: Part, replace: Callable[[Any], Any]) -> Part:

@@ -21,11 +21,13 @@ def with_exact_names(grammar: str) -> str:
     that matches all of them stands for them. Where they have a schema of their own, or other patterns are there, which
     would have to be told from this one, the schema does without escapes of that kind, in texts, too.
     """
-    return with_schemas(grammar, _exact)
+    return with_schemas(grammar, lambda root: exact_names(GrammarSchema(root)))
 
 
-def _exact(root: Any) -> Any:
-    schema = GrammarSchema(root)
+def exact_names(schema: GrammarSchema) -> Any:
+    """The root of a schema in which a listed name is itself: the same object where it was so before. The schema's parts
+    may be changed."""
+    root = schema.root
     counts = any("minProperties" in part for part in schema.parts)
     listing = [part for part in schema.parts if part.get("additionalProperties") is not False and _lists(part, counts)]
     has_patterns = any(part.get("patternProperties") for part in schema.parts)
