@@ -137,6 +137,26 @@ async def test_logprobs_of_the_text(agents: TextCodec, answer: str, asked: dict[
     assert streamed == part["logprobs"], "those of the end, too, which has no text"
 
 
+@pytest.mark.parametrize("interval", [1, 3, 1000])
+@pytest.mark.parametrize("answer", ["a call", "thought, text, two calls", "text between calls"])
+async def test_logprobs_of_the_text_hold_none_of_the_calls(agents: TextCodec, answer: str, interval: int) -> None:
+    """A whole answer is one piece, a stream many: the content has the same ones in both."""
+    said = {**ANSWERS, "text between calls": f"{TEXT}\n{CALLS}\nSo it is.\n{CALLS}"}[answer]
+    engine = OracleEngine(answer=saying(agents, said))
+    body = BODY | {"top_logprobs": 1}
+    async with served(agents, engine, ServerSettings(MODEL, stream_interval=interval)) as case:
+        whole = (await case.client.post(RESPONSES, json=body)).json()
+        told = events((await case.client.post(RESPONSES, json=body | {"stream": True})).text)
+    assert _without_ids(told[-1][1]["response"]) == _without_ids(whole)
+    for item in whole["output"]:
+        if item["type"] == "message":
+            part = item["content"][0]
+            tokens = "".join(entry["token"] for entry in part["logprobs"])
+            assert part["text"].strip() in tokens
+            assert "arguments" not in tokens
+            assert "hm" not in tokens
+
+
 async def test_an_answer_that_goes_on_behind_its_call_may_be_sent_back(agents: TextCodec) -> None:
     """As it came, with what the call returned: the text is of the turn that calls, wherever it stands."""
     engine = OracleEngine(answer=saying(agents, f"{CALLS}\n{TEXT}"))

@@ -374,6 +374,8 @@ class ResponsesFormat(AnswerFormat):
     def _grow(self, piece: TextPiece) -> Iterator[Json]:
         """Events of what `piece` adds."""
         self._due += self._logprobs(piece)
+        num_placed = len(piece.places)
+        placed, self._due = self._due[:num_placed], self._due[num_placed:]
         for part in piece.parts:
             item = self._items[-1] if self._items else None
             if item is None or not item.takes(part):
@@ -382,11 +384,12 @@ class ResponsesFormat(AnswerFormat):
                 item = _OutputItem.begun_by(part, len(self._items))
                 self._items.append(item)
                 yield from item.begin()
-            told = [] if isinstance(part, Reasoning) else self._due
-            if not isinstance(part, Reasoning):  # its tokens are none of these
-                self._due = []
-            if not isinstance(part, CallBegins):
-                yield from item.grow(part.text, told if isinstance(part, Content) else [])
+            if isinstance(part, Content):
+                number = len(self._items) - 1
+                told = [entry for entry, place in zip(placed, piece.places, strict=False) if place == number]
+                yield from item.grow(part.text, told)
+            elif not isinstance(part, CallBegins):
+                yield from item.grow(part.text, [])
         if piece.finish is not None:
             yield from self._end(piece.finish)
 
@@ -400,10 +403,10 @@ class ResponsesFormat(AnswerFormat):
         yield from self._items[-1].end("incomplete" if self._is_cut else "completed")
 
     def _logprobs(self, piece: TextPiece) -> list[Json]:
-        """Entries of the tokens behind the reasoning in `piece`, where logprobs were asked for."""
+        """Entries of the tokens in `piece`, where logprobs were asked for."""
         if not _wants_logprobs(self._fields):
             return []
-        pairs = list(zip(piece.tokens, piece.logprobs, strict=True))[piece.num_reasoning :]
+        pairs = zip(piece.tokens, piece.logprobs, strict=True)
         return logprob_entries(pairs, self._codec.token_label, self._codec.token_bytes)
 
     def _at_end(self, counted: Counted) -> Json:

@@ -41,6 +41,9 @@ class TextPiece:
     logprobs: tuple[TokenLogprobs, ...] = ()
     offsets: tuple[int, ...] = ()
     """Characters of output before each token."""
+    places: tuple[int | None, ...] = ()
+    """Which item of the answer each token is of, from its first token on: text may lag its tokens, and this as well.
+    An item is a call, or text of one kind up to what is other. None: of reasoning that has not been said yet."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -73,6 +76,7 @@ class SampleText:
         self._kind: type[Content] | type[Reasoning] = Content
         """Which text the stop filter looks through."""
         self._hides_output = options.hides_output
+        self._places = _Places()
         self._num_chars = 0
         self.num_tokens = 0
         self._num_calls = 0
@@ -87,17 +91,23 @@ class SampleText:
         """What the next delta adds."""
         shown: list[AnswerPiece] = []
         offsets: list[int] = []
+        places: list[int | None] = []
         num_reasoning = 0
         for token in delta.tokens:
             if self.stopped or self._hides_output:
                 break
             offsets.append(self._num_chars)
             was_reasoning = self._is_reasoning
-            shown += self._push(token)
-            num_reasoning += was_reasoning or self._is_reasoning
+            said = self._push(token)
+            shown += said
+            is_of_reasoning = was_reasoning or self._is_reasoning
+            num_reasoning += is_of_reasoning
+            places += self._places.token(said, is_of_reasoning=is_of_reasoning)
         finish = delta.finish
         if finish is not None:
-            shown += self._flush()
+            said = self._flush()
+            shown += said
+            places += self._places.of(said)
             if self._hides_output:
                 finish = FinishReason.LENGTH
             elif self.stopped:
@@ -111,6 +121,7 @@ class SampleText:
             tokens=delta.tokens[:kept],
             logprobs=delta.logprobs[:kept],
             offsets=tuple(offsets),
+            places=tuple(places),
             prompt_logprobs=delta.prompt_logprobs,
             finish=finish,
             stop_reason=self._stop_reason if finish is FinishReason.STOP or self.stopped else None,
@@ -180,6 +191,36 @@ class SampleText:
         return shown + stop if self._keeps_stop else shown
 
 
+class _Places:
+    """Tells which item each token is of: the first one that is said once it has come, so that it is the same however
+    the tokens are put into pieces."""
+
+    def __init__(self) -> None:
+        self._num_due = 0
+        """Tokens behind which nothing was said yet."""
+        self._item = -1
+        self._kind: type[AnswerPiece] | None = None
+
+    def token(self, said: Sequence[AnswerPiece], *, is_of_reasoning: bool) -> Sequence[int | None]:
+        """Items that are known of with the next token, and what is said with it."""
+        self._num_due += 1
+        return self.of(said) if said or not is_of_reasoning else self._settle(None)
+
+    def of(self, said: Sequence[AnswerPiece]) -> Sequence[int | None]:
+        """Items that are known of when this is said."""
+        first: int | None = None
+        for part in said:
+            kind = CallBegins if isinstance(part, Arguments) else type(part)
+            if isinstance(part, CallBegins) or kind is not self._kind:
+                self._item, self._kind = self._item + 1, kind
+            first = self._item if first is None else first
+        return () if first is None else self._settle(first)
+
+    def _settle(self, place: int | None) -> Sequence[int | None]:
+        num_due, self._num_due = self._num_due, 0
+        return (place,) * num_due
+
+
 def join(parts: Sequence[TextPiece]) -> TextPiece:
     """Successive pieces of one sample as one."""
     last = parts[-1]
@@ -193,6 +234,7 @@ def join(parts: Sequence[TextPiece]) -> TextPiece:
         tokens=tuple(chain.from_iterable(part.tokens for part in parts)),
         logprobs=tuple(chain.from_iterable(part.logprobs for part in parts)),
         offsets=tuple(chain.from_iterable(part.offsets for part in parts)),
+        places=tuple(chain.from_iterable(part.places for part in parts)),
         prompt_logprobs=tuple(chain.from_iterable(part.prompt_logprobs for part in parts)),
         finish=last.finish,
         stop_reason=last.stop_reason,
