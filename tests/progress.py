@@ -109,4 +109,5 @@ class Progress:
         return f"{self._name} {self._num_done:,}{total}, {self._num_failed} failed, {took}, {what}"
 
     def _say(self, text: str) -> None:
-        os.write(self._stderr, f"{text}\n".encode() if self._name is not None else f"\n{text}\n".encode())
+        line = f"{text}\n" if self._name is not None else f"\n{text}\n"
+        os.write(self._stderr, line.encode(errors="backslashreplace"))

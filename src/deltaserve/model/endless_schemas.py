@@ -1,7 +1,7 @@
 """Schemas that no finite value satisfies: what they require holds itself again. llguidance draws them without an end,
 up to its limits, so they are told apart before anything is drawn."""
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,7 +30,7 @@ class _Ends:
         for part in schema.parts:
             for inner in self._inner(part):
                 needed_by[id(inner)].append(part)
-        waiting = deque(schema.parts)
+        waiting: list[Part] = [*schema.parts]
         while waiting:
             part = waiting.pop()
             if id(part) not in self.found and self._is_met(part):

@@ -104,8 +104,8 @@ def schemas_in(grammar: str) -> Sequence[GrammarSchema]:
 
 
 def with_schemas(grammar: str, replace: Callable[[Any], Any], more: str = "") -> str:
-    """The same grammar, each schema in it replaced; as it is where `replace` gives all of them back. `more`: JSON of one
-    more part, behind the others. The text is parsed once, as it may be long. Raises ValueError for Lark that is no
+    """The same grammar, each schema in it replaced; as it is where `replace` gives all of them back. `more`: JSON of
+    one more part, behind the others. The text is parsed once, as it may be long. Raises ValueError for Lark that is no
     JSON behind `%json` again and again."""
     if "json" not in grammar:
         return _with_more(grammar, more)

@@ -105,7 +105,7 @@ class SampleText:
             places += self._places.token(said, is_of_reasoning=is_of_reasoning)
         finish = delta.finish
         if finish is not None:
-            said = self._flush()
+            said = self._flush(finish)
             shown += said
             places += self._places.of(said)
             if self._hides_output:
@@ -148,12 +148,15 @@ class SampleText:
             return (Content(text),) if text else ()
         return self._reader.push(text)
 
-    def _flush(self) -> list[AnswerPiece]:
+    def _flush(self, finish: FinishReason) -> list[AnswerPiece]:
         """Text held back until now, at the end of the output."""
         if self.stopped:
             return []
         read = self._read(self._detokenizer.flush())
-        shown = self._filtered([*read, *(self._reader.flush() if self._reader else ())])
+        rest: Sequence[AnswerPiece] = ()
+        if self._reader is not None:
+            rest = self._reader.cut() if finish is FinishReason.LENGTH else self._reader.flush()
+        shown = self._filtered([*read, *rest])
         return shown if self.stopped else [*shown, *self._release()]
 
     def _filtered(self, read: Sequence[AnswerPiece], stop_mark: str | None = None) -> list[AnswerPiece]:

@@ -32,13 +32,13 @@ def reading(name: str, *, control: bool, prompt_end: PromptEnd = PromptEnd.BEFOR
     return AnswerReading(spelling, iter("abcdefgh").__next__, each, TOOLS, reasoning, prompt_end=prompt_end)
 
 
-def read(how: AnswerReading, parts: Sequence[str]) -> tuple[AnswerPiece, ...]:
-    """All pieces of an answer that comes in these parts."""
+def read(how: AnswerReading, parts: Sequence[str], *, is_cut: bool = False) -> tuple[AnswerPiece, ...]:
+    """All pieces of an answer that comes in these parts, and ends behind them or is cut there."""
     how = AnswerReading(
         how.spelling, iter("abcdefgh").__next__, how.calls, how.tools, how.reasoning, how.shown, how.prompt_end
     )
     reader = AnswerReader(how)
-    return merged([piece for part in parts for piece in reader.push(part)] + reader.flush())
+    return merged([piece for part in parts for piece in reader.push(part)] + (reader.cut if is_cut else reader.flush)())
 
 
 def said(pieces: Sequence[AnswerPiece]) -> tuple[str, str, list[tuple[str, str]]]:
@@ -97,6 +97,49 @@ def test_a_cut_answer_loses_nothing_and_is_the_same_however_it_comes(name: str) 
                     assert json.loads(arguments) == call.arguments
                 elif name in JSON_BYTES:
                     assert json.dumps(call.arguments, ensure_ascii=False).startswith(arguments)
+
+
+@pytest.mark.parametrize("control", CONTROL)
+@pytest.mark.parametrize("name", WRITERS)
+def test_max_tokens_makes_no_content_of_a_call(name: str, control: str) -> None:
+    """Cut anywhere: nothing of a call or a marker is content, but for the first character, which may be text."""
+    how, (branch, writer) = reading(name, control=CONTROL[control]), WRITERS[name]
+    firsts = {marker[0] for marker in FORMATS[branch].markers} | {*"{["}
+    for seed in range(4):
+        turn = drawn(seed + 2000, alone=writer.alone)
+        text = marked(writer.answer(turn), how.spelling)
+        for end in range(seed % 2, len(text), 2):
+            whole = read(how, [text[:end]], is_cut=True)
+            assert read(how, list(text[:end]), is_cut=True) == whole, text[:end]
+            content, reasoning, calls = said(whole)
+            wanted = turn.content + turn.after
+            head = each.head if (each := FORMATS[branch].calls) else None
+            if head is not None and text[:end].startswith(content) and not head.match(text[:end]):
+                continue  # JSON or a list so far
+            is_text = wanted.startswith(content.rstrip("\n"))
+            assert is_text or (content[-1] in firsts and wanted.startswith(content[:-1].rstrip("\n"))), text[:end]
+            assert turn.reasoning.startswith(reasoning.rstrip("\n<[")), text[:end]
+            assert [called for called, _ in calls] == [call.name for call in turn.calls[: len(calls)]]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama3_json", '{"city": "Rome", "da'),
+        ("llama3_json", '{"name": "Ada", "born'),
+        ("llama3_json", '{"na'),
+        ("pythonic", "[1, 2"),
+        ("pythonic", "[a(1"),
+        ("hermes", "a <"),
+        ("hermes", "a <b"),
+        ("hermes", "a\n"),
+        ("hermes", "<tool_call> is a tag"),
+    ],
+)
+def test_max_tokens_leaves_what_is_no_call(name: str, text: str) -> None:
+    how = reading(name, control=False)
+    for parts in ([text], list(text)):
+        assert read(how, parts, is_cut=True) == (Content(text),)
 
 
 @pytest.mark.parametrize("name", WRITERS)

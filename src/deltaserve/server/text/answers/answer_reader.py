@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from deltaserve.server.text.answer_pieces import AnswerPiece, Reasoning
-from deltaserve.server.text.answers.answer_stream import MAX_NEWLINES, AnswerStream, Spelling, Tools, Wait
+from deltaserve.server.text.answers.answer_stream import (
+    LEFT_OF_MARKER,
+    MAX_NEWLINES,
+    AnswerStream,
+    Spelling,
+    Tools,
+    Wait,
+)
 from deltaserve.server.text.answers.answer_syntax import AnswerSyntax, CallSyntax, Thinking
 
 
@@ -81,6 +88,15 @@ class AnswerReader:
     def flush(self) -> list[AnswerPiece]:
         """The answer is over."""
         self._stream.end()
+        return self._rest()
+
+    def cut(self) -> list[AnswerPiece]:
+        """The answer is over, and the model would have gone on: what has begun as a call and has no arguments yet is no
+        content, and neither is a part of a marker."""
+        self._stream.cut()
+        return self._rest()
+
+    def _rest(self) -> list[AnswerPiece]:
         for _ in self._run:
             pass
         return [*self._shown_of(self._stream.take_said()), *self._complete()]
@@ -127,6 +143,8 @@ def _read_reasoning(stream: AnswerStream, thinking: Thinking, *, is_open: bool) 
     if (yield from stream.accept(thinking.begin)):
         is_open = True
         stream.settle()
+    elif stream.is_cut_off and len(stream.held().strip()) > LEFT_OF_MARKER:
+        stream.drop()
     else:
         stream.rewind()
     if not is_open:
@@ -143,7 +161,9 @@ def _read_content(stream: AnswerStream, calls: CallSyntax) -> Wait[None]:
         stream.hold()
         yield from stream.skip()
         if (yield from stream.peek()) in calls.begins_content and (yield from calls.read(stream)):
-            yield from stream.skip()
+            yield from _behind_call(stream)
+        elif stream.is_cut_off and _has_begun(calls, stream):
+            stream.drop()
         else:
             stream.rewind()
     if not calls.begins:
@@ -153,7 +173,24 @@ def _read_content(stream: AnswerStream, calls: CallSyntax) -> Wait[None]:
     while (found := (yield from stream.find(markers, stream.content))) is not None:
         stream.hold()
         if (yield from calls.read(stream)):
-            yield from stream.skip()
+            yield from _behind_call(stream)
+        elif stream.is_cut_off:
+            stream.drop()
         else:
             stream.rewind()
             stream.content(found[0])
+
+
+def _behind_call(stream: AnswerStream) -> Wait[None]:
+    """What is left of a call that was cut is of it as well."""
+    yield from stream.skip()
+    if stream.is_cut_off:
+        stream.drop()
+
+
+def _has_begun(calls: CallSyntax, stream: AnswerStream) -> bool:
+    """Whether what is held, and was cut, is the beginning of a call: its name is one of a tool, as far as it came."""
+    found = None if calls.head is None else calls.head.match(stream.held())
+    if found is None:
+        return False
+    return found[1] in stream.tools if found[2] else any(name.startswith(found[1]) for name in stream.tools)

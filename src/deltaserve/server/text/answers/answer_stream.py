@@ -53,6 +53,10 @@ def spelling_of(markers: Collection[str], control: Mapping[str, int]) -> Spellin
     return Spelling({control[text]: mark for text, mark in known.items()}, known)
 
 
+LEFT_OF_MARKER = 1
+"""Characters of a marker that are text where an answer is cut behind them: `<` may be one, `<to` hardly."""
+
+
 class Markers:
     """Markers to look for at once, as they are spelled."""
 
@@ -64,8 +68,8 @@ class Markers:
         self._heads = frozenset(text[:size] for text in spelled for size in range(1, len(text)))
         self._longest = max(map(len, spelled))
 
-    def tail_len(self, text: str, at: int) -> int:
-        """Characters at the end of text[at:] that may begin a marker, or the line breaks before one."""
+    def begun_len(self, text: str, at: int) -> int:
+        """Characters at the end of text[at:] that may begin a marker."""
         start = len(text)
         low = max(at, len(text) - self._longest + 1)
         for first in self._firsts:
@@ -74,6 +78,11 @@ class Markers:
                 place = text.find(first, place + 1)
             if place >= 0:
                 start = min(start, place)
+        return len(text) - start
+
+    def tail_len(self, text: str, at: int) -> int:
+        """Characters at the end of text[at:] that may begin a marker, or the line breaks before one."""
+        start = len(text) - self.begun_len(text, at)
         least = max(at, start - MAX_NEWLINES)
         while start > least and text[start - 1] == "\n":
             start -= 1
@@ -95,6 +104,9 @@ class AnswerStream:
         self._held: int | None = None
         """Where to go back to when what is tried fails."""
         self._is_over = False
+        self._is_cut = False
+        self._ran_out = False
+        """Whether what was tried last would have read on."""
         self._num_calls = 0
         self._said: list[AnswerPiece] = []
 
@@ -110,6 +122,10 @@ class AnswerStream:
     def end(self) -> None:
         """No more will come."""
         self._is_over = True
+
+    def cut(self) -> None:
+        """No more will come, and the model would have gone on."""
+        self._is_over = self._is_cut = True
 
     def take_said(self) -> list[AnswerPiece]:
         """What was said since it was asked last."""
@@ -152,14 +168,35 @@ class AnswerStream:
         """It was something else: read on from where it was tried."""
         assert self._held is not None, "something was held"
         self._at, self._held = self._held, None
+        self._ran_out = False
 
     def settle(self) -> None:
         """It was that."""
         self._held = None
 
+    def drop(self) -> None:
+        """Read all that has come, and say nothing of it."""
+        self.take()
+        self._held = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the answer is over, and the model would have gone on."""
+        return self._is_cut
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the answer was cut in what was tried last."""
+        return self._is_cut and self._ran_out
+
+    def held(self) -> str:
+        """What has come from where it was tried on, markers as their text."""
+        return self._plain(self._text[self._held :])
+
     def more(self) -> Wait[bool]:
         """Wait for characters. False: the answer is over."""
         if self._is_over:
+            self._ran_out = True
             return False
         yield
         return True
@@ -188,7 +225,9 @@ class AnswerStream:
             if found is not None:
                 return found
             if not (yield from self.more()):
-                say(self.take())
+                rest = self.take()
+                is_begun = self._is_cut and markers.begun_len(rest, 0) > LEFT_OF_MARKER
+                say(rest[: len(rest) - markers.tail_len(rest, 0)] if is_begun else rest)
                 return None
 
     def take(self) -> str:
@@ -273,6 +312,8 @@ class AnswerStream:
         else:
             if self._num_calls == num_before:
                 return False
+            if self.is_cut_off:
+                return True
             self.rewind()
         for end in ends:
             yield from self.skip()

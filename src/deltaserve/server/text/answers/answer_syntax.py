@@ -1,5 +1,6 @@
 """What a format of answers is: how reasoning and calls are marked, and who reads them. A branch has one: `FORMAT`."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ class CallSyntax:
     """Markers before calls, wherever they stand; `read` goes on behind one."""
     begins_content: tuple[str, ...] = ()
     """Characters with which an answer that is calls alone begins; `read` begins at one."""
+    head: re.Pattern[str] | None = None
+    """Where calls begin an answer without a marker: how one begins, its name as group 1, what ends the name as 2."""
     inside: tuple[str, ...] = ()
     """Further markers that may be control tokens."""
     write: WriteCalls | None = None

@@ -103,12 +103,14 @@ class _Messages:
             self._in_header(None, text)
 
     def end(self) -> None:
-        """The answer is over. A header that no text followed says nothing, unless it was no header."""
+        """The answer is over. A header that no text followed says nothing, unless it was no header; where the answer
+        was cut, one of a call says nothing as well."""
         self._end_message()
         header, self._header = self._header or [], []
         text = "".join(raw for _, raw in header)
         is_markup = bool(header) and header[0][0] is not None and _ADDRESSED not in text
-        if not is_markup:
+        is_cut_call = self._stream.is_cut and _ADDRESSED in text
+        if not (is_markup or is_cut_call):
             self._say(_Shown.CONTENT, text)
 
     def _in_text(self, marker: _Marker, raw: str) -> None:
@@ -121,8 +123,8 @@ class _Messages:
         self._end_message()
 
     def _end_message(self) -> None:
-        """A call without arguments has an empty object of them."""
-        if self._lacks_arguments:
+        """A call without arguments has an empty object of them, unless they were still to come."""
+        if self._lacks_arguments and not self._stream.is_cut:
             self._stream.arguments("{}")
         self._lacks_arguments = self._stream.is_reasoning = False
 

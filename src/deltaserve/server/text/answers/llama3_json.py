@@ -1,5 +1,7 @@
 """The format of Llama 3: an answer that is calls alone, `{"name": ..., "parameters": {...}}` with `;` between them."""
 
+import re
+
 from deltaserve.server.text.answers.answer_stream import AnswerStream, Wait
 from deltaserve.server.text.answers.answer_syntax import AnswerSyntax, CallSyntax
 from deltaserve.server.text.answers.call_grammar import CallGrammar, pattern_of
@@ -7,6 +9,7 @@ from deltaserve.server.text.answers.json_calls import read_json_call
 from deltaserve.server.text.answers.typed_values import json_text
 
 _BEGIN = "<|python_tag|>"
+_HEAD = re.compile(r'\s*\{(?:\s*"(?:type|id)"\s*:\s*"(?:[^"\\]|\\.)*"\s*,)*\s*"name"\s*:\s*"([\w.-]+)(")?', re.ASCII)
 
 
 def _read(stream: AnswerStream) -> Wait[bool]:
@@ -40,6 +43,7 @@ FORMAT = AnswerSyntax(
         _read,
         begins=(_BEGIN,),
         begins_content=("{",),
+        head=_HEAD,
         write=_write,
         is_block=True,
         writes_free=_write_free,

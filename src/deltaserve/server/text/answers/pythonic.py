@@ -11,6 +11,7 @@ from deltaserve.server.text.answers.call_grammar import CallGrammar, pattern_of
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,255}", re.ASCII)
+_HEAD = re.compile(r"\s*\[\s*([A-Za-z_][\w.-]*)(\()?", re.ASCII)
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _MAX_CHARS = 64 * 1024
 _MAX_BRACKETS = 128
@@ -117,6 +118,7 @@ FORMAT = AnswerSyntax(
         _read,
         begins=(_BEGIN,),
         begins_content=("[",),
+        head=_HEAD,
         inside=(_END,),
         write=_write,
         is_block=True,
