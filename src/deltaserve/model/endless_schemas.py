@@ -27,9 +27,9 @@ class _Ends:
         self._schema = schema
         self.found: set[int] = set()
         needed_by: defaultdict[int, list[Part]] = defaultdict(list)
-        for part in schema.parts:
-            for inner in self._inner(part):
-                needed_by[id(inner)].append(part)
+        for outer in schema.parts:
+            for inner in self._inner(outer):
+                needed_by[id(inner)].append(outer)
         waiting: list[Part] = [*schema.parts]
         while waiting:
             part = waiting.pop()

@@ -76,7 +76,7 @@ class SampleText:
         self._kind: type[Content] | type[Reasoning] = Content
         """Which text the stop filter looks through."""
         self._hides_output = options.hides_output
-        self._places = _Places()
+        self._places = _ItemOfTokens()
         self._num_chars = 0
         self.num_tokens = 0
         self._num_calls = 0
@@ -194,7 +194,7 @@ class SampleText:
         return shown + stop if self._keeps_stop else shown
 
 
-class _Places:
+class _ItemOfTokens:
     """Tells which item each token is of: the first one that is said once it has come, so that it is the same however
     the tokens are put into pieces."""
 

@@ -44,7 +44,7 @@ ANSWERS: Mapping[str, tuple[str, str, str]] = {
         f" to=functions.f{COMMENTARY}{{}}<|end|>",
         "",
     ),
-    "a call that is cut": ("<|channel|>commentary to=func", "<|channel|>commentary to=func", ""),
+    "a call that is cut": ("<|channel|>commentary to=func", "", ""),
     "an unknown channel": ("<|channel|>poem<|message|>roses<|end|>", "<|channel|>poem<|message|>roses<|end|>", ""),
     "another speaker": ("<|start|>user<|message|>and?<|end|>", "<|start|>user<|message|>and?<|end|>", ""),
     "a header of several lines": ("<|channel|>anal\nysis<|message|>x", "<|channel|>anal\nysis<|message|>x", ""),
