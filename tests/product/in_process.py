@@ -181,6 +181,7 @@ class Setup:
     decode_extend_len: int = 4
     conditional_prefill: bool = False
     decode_cache: bool = True
+    writes_back: bool = False
     reference: Path | None = None
     """What transformers computes with; None: the same folder."""
     drafting: tuple[Role, ...] = ()
@@ -247,6 +248,7 @@ class Product:
             state_interval_len=setup.state_interval_len,
             extend_len=setup.decode_extend_len,
             conditional_prefill=setup.conditional_prefill,
+            writes_back=setup.writes_back,
         )
         self._num_rooms = 0
         self.worst = 0.0
@@ -318,6 +320,13 @@ class Product:
         worker = self.world.workers[name]
         assert isinstance(worker, TorchWorker)
         return worker
+
+    def settle(self) -> None:
+        """What is on its way between the workers arrives."""
+        self.world.run(until=self.world.now + 1.0)
+
+    def metrics(self, name: PeerName) -> dict[str, float]:
+        return self.worker(name).instance.metrics()
 
     def serve(self, *prompts: Sequence[int], max_tokens: int = 6) -> list[Served]:
         """All at once; each answer is that of transformers, greedy, with its log-probabilities."""

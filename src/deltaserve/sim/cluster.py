@@ -82,6 +82,7 @@ class Shape:
     schedule_policy: str = "fcfs"
     load_balance_method: str = "ttft"
     conditional_prefill: bool = False
+    writes_back: bool = False
     assumed_output_len: int = 16
     num_heads: int = 1
     prefill_ranks: int = 1
@@ -205,6 +206,7 @@ def worker_config(
                 num_ahead=shape.steps_ahead,
                 step_target_s=shape.itl_target_s,
             ),
+            writes_back=shape.writes_back,
             kv_eviction=shape.kv_eviction,
             state_eviction=shape.state_eviction,
             verify_checksums=shape.verify_checksums,

@@ -419,6 +419,7 @@ def draw_plain_knobs(seed: int, pages: Pages = _PAGES) -> Knobs:
         state_interval_len=states.choose((None, None, shape.page_size, 4 * shape.page_size)),
         kv_eviction=Chance(seed, "eviction").choose((KvEviction.LRU, KvEviction.LRU, KvEviction.SLRU)).value,
         state_eviction=states.choose([how.value for how in StateEviction]),
+        writes_back=Chance(seed, "write backs").hits(0.6),
         peer_lost_s=more.choose((3.0, 10.0)) * shape.heartbeat_s,
         window_len=windows.between(1, max(1, largest)) if windows.hits(0.8) else 2 * largest,
         spare_pages=windows.choose((0, 2, shape.decode_pages)),

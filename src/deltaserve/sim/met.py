@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from deltaserve.control.transfer.tables import ReceiverEvent
+from deltaserve.core.ids import Role
 from deltaserve.sim.clients import Asked
 from deltaserve.sim.expert_rounds import SimExpertGroup
 from deltaserve.sim.process import SimFront, SimWorker
@@ -21,6 +23,8 @@ def met_by_worker(worker: SimWorker) -> Sightings:
     engines = (*worker.former, worker.instance)
     met.note(Situation.FRAME_FOR_ANOTHER_LIFE, any(engine.links.stale_frames for engine in engines))
     met.note(Situation.RETRACTED, worker.instance.parts.scheduler.running.num_retractions > 0)
+    moves = [event for e in engines if e.role is Role.PREFILL for _, event in e.serving.receiver.moves]
+    met.note(Situation.WRITE_BACK_REVOKED, ReceiverEvent.REVOKE in moves)
     met.note(Situation.READ_NOT_FINITE, bool(worker.executor.not_finite))
     met.note(Situation.GRAMMAR_RESUMED, worker.executor.has_resumed_grammar)
     for rank in worker.ranks:

@@ -70,6 +70,9 @@ class Situation(Enum):
     STALLED = "a prompt that does not fit stalls the queue", 140
     STATE_RECOUNTED = "a recurrent state in a tree is compared with its tokens", 500
     UNEQUAL_PAGES = "pages of unequal sizes on the two sides", 250
+    # answers that return
+    WRITTEN_BACK = "pages of an answer land on prefill", 1000
+    WRITE_BACK_REVOKED = "prefill withdraws what it granted for an answer", 50
     # steps
     STEP_AHEAD = "a step is planned while another computes", 500
     READ_NOT_FINITE = "KV that is not finite is read", 150

@@ -28,7 +28,7 @@ from deltaserve.control.transfer.ring import RingLease, RingPosition, StagingRin
 from deltaserve.control.transfer.staged_transport import StagedTransport
 from deltaserve.core.errors import IntegrityError
 from deltaserve.core.extents import Span
-from deltaserve.core.ids import PageId, PeerName, PoolId
+from deltaserve.core.ids import PageId, PeerName, PoolId, Role
 from deltaserve.core.lifetime import Lifetime
 from deltaserve.core.tokens import TOKEN_BYTES
 from deltaserve.sim.loopback import WriteArrival
@@ -191,6 +191,7 @@ class Watch:
         self.seen.note(Situation.COPIED_AFTER_FENCE, landed.is_void and not landed.dropped)
         if not landed.dropped and target is not None and target.worker.is_alive:
             self.seen.note(Situation.WRITES_OF_THE_DEAD, source is not None and not source.worker.is_alive)
+            self.seen.note(Situation.WRITTEN_BACK, target.worker.instance.role is Role.PREFILL)
             for copy in landed.copies:
                 _check_landing(target, landed.src, key, copy.dst)
 

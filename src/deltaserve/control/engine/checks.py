@@ -33,6 +33,7 @@ from deltaserve.core.wire.messages import (
     Sent,
     Starting,
     Submit,
+    WriteBack,
 )
 
 Refusal = tuple[FailReason, str]
@@ -47,10 +48,12 @@ STEP_FAILURES: Mapping[ItemOutcome, Refusal] = {
 """What ends a request whose item was not computed."""
 _TICKETS = 1 << 63
 _DECODES = (Role.DECODE.value, Role.UNIFIED.value)
+_OF_WRITERS = frozenset({Failed, Draining, Sent, Drained})
+"""Either writes: prefill prompts, decode answers."""
 _ORDERS: Mapping[str, frozenset[type]] = {
     Role.FRONT.value: frozenset({Submit, Cancel, Finish, Flush, ChangeRole, Hello}),
-    Role.PREFILL.value: frozenset({Queued, Starting, Failed, Draining, Sent, Drained, PromptLogprobs}),
-    **dict.fromkeys(_DECODES, frozenset({Offer, Ask, AskLogprobs, Grant, Revoke, Cancel})),
+    Role.PREFILL.value: _OF_WRITERS | {Queued, Starting, PromptLogprobs, Grant, Revoke},
+    **dict.fromkeys(_DECODES, _OF_WRITERS | {Offer, Ask, AskLogprobs, Grant, Revoke, Cancel, WriteBack}),
 }
 """Role |-> what a worker takes from it. Pages move between prefill and decode only: a front has no endpoint here."""
 
@@ -85,6 +88,16 @@ def refuse_offer(config: InstanceConfig, offer: Offer) -> Refusal | None:
     return _size_problem(config, token_len(offer.prompt))
 
 
+def refuse_write_back(config: InstanceConfig, told: WriteBack) -> Refusal | None:
+    """Why what decode tells of an answer can be none of this worker's, or None."""
+    problem = _tokens_problem(config, told.tokens)
+    if problem is None and len(told.tokens) % (config.cache.page_size * TOKEN_BYTES):
+        problem = "the tokens do not fill whole pages"
+    if problem is not None:
+        return FailReason.BAD_EXTENT, problem
+    return _size_problem(config, token_len(told.tokens))
+
+
 def grant_fits(config: InstanceConfig, pool_pages: Sequence[int], grant: Grant, prompt: PromptPages) -> bool:
     """Whether a grant's coverage is, in every pool, an end of the prompt, in decode's pages.
 
@@ -109,13 +122,19 @@ def _is_end(component: Component, num_pages: int, arena_pages: int) -> bool:
 
 
 def _request_problem(config: InstanceConfig, asked: Submit | Offer) -> str | None:
-    if not asked.prompt or len(asked.prompt) % TOKEN_BYTES:
-        return "the prompt is not a list of token ids"
+    if (problem := _tokens_problem(config, asked.prompt)) is not None:
+        return problem
     if not 0 < asked.prompt_len <= token_len(asked.prompt):
         return "the prompt's length is not inside the prompt"
-    if np.frombuffer(asked.prompt, np.dtype("<u4")).max() >= config.vocab_size:  # no object per token: it may be long
-        return "token id beyond the vocabulary"
     return sampling_problem(asked.sampling, config.vocab_size)
+
+
+def _tokens_problem(config: InstanceConfig, tokens: bytes) -> str | None:
+    if not tokens or len(tokens) % TOKEN_BYTES:
+        return "the prompt is not a list of token ids"
+    if np.frombuffer(tokens, np.dtype("<u4")).max() >= config.vocab_size:  # no object per token: it may be long
+        return "token id beyond the vocabulary"
+    return None
 
 
 def page_keys(config: InstanceConfig, asked: Submit | Offer) -> bytes:

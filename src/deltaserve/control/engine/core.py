@@ -3,6 +3,7 @@
     serving   requests of fronts, from Submit to Finished (serving.py)
     intake    pages that other workers compute for those requests: the reader's side of a transfer (intake.py)
     outflow   prompts computed for other workers: the writer's side of a transfer (outflow.py)
+    back      answers that return to prefill: decode writes (back_writer.py), prefill reads (back_reader.py)
 
 A role is which of these parts take requests. All of them share the scheduler's rows, steps and memory.
 
@@ -14,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from deltaserve.control.engine.api import Action, DrainRequested, Event, InstanceConfig, TellBlocks
+from deltaserve.control.engine.back_reader import BackReader
+from deltaserve.control.engine.back_writer import BackWriter
 from deltaserve.control.engine.backlog import Backlog
 from deltaserve.control.engine.intake import Intake
 from deltaserve.control.engine.meter import Meter
@@ -103,7 +106,9 @@ class EngineCore:
         self.links: PeerLinks = PeerLinks(config, facts_of(config), silence_s, receiver, former_links)
         self._meter = Meter(options.heartbeat_s)
         self.outflow = Outflow(config, self.parts, self.links, self._meter)
-        self.serving: Serving = Serving(config, self.parts, self.links, receiver)
+        back_writer = BackWriter(config, self.parts, self.links, self.outflow)
+        self.serving: Serving = Serving(config, self.parts, self.links, receiver, back_writer)
+        self.back_reader = BackReader(config, self.parts, self.links, receiver)
         self._serves, self._writes = config.role in SERVES, config.role in WRITES
         self._is_draining = False
         """Nothing new is taken: to end, or to take up another role."""
@@ -149,9 +154,18 @@ class EngineCore:
             case _:
                 if isinstance(event, PeerFenced):
                     self.links.endpoints.on_fenced()
-                self.outflow.on_report(event, turn)
-                self.serving.on_report(event, turn)
+                self._on_report(event, turn)
         self._pending += turn.actions
+
+    def _on_report(self, report: Event, turn: EngineTurn) -> None:
+        fenced = self.outflow.on_report(report, turn)
+        if fenced is not None:
+            self._drop_peer(fenced, FailReason.PEER_FENCED, turn)
+            self.serving.receiver.fencing(fenced)
+        if self._serves:
+            self.serving.on_report(report, turn)
+        elif (lost := self.back_reader.on_report(report, turn)) is not None:
+            self._lose(lost, turn)
 
     def _on_frame(self, event: FrameIn, turn: EngineTurn) -> None:
         heard = self.links.receive(event.envelope, turn)
@@ -162,8 +176,13 @@ class EngineCore:
             self.links.send(peer.name, self.parts.cache.snapshot(), turn)
         if self._writes:
             self.outflow.on_frame(peer, event.envelope, heard.message, turn)
-        if self._serves and heard.message is not None:
-            self.serving.on_frame(peer, heard.message, turn)
+            lost = None if heard.message is None else self.back_reader.on_frame(peer, heard.message, turn)
+            if lost is not None:
+                self._lose(lost, turn)
+        if self._serves:
+            self.serving.back.on_frame(peer, event.envelope, heard.message, turn)
+            if heard.message is not None:
+                self.serving.on_frame(peer, heard.message, turn)
         match heard.message:
             case Flush():
                 self.parts.cache.clear()
@@ -180,9 +199,13 @@ class EngineCore:
                 self._drop_peer(peer.name, FailReason.PEER_LOST, turn)
             self.serving.hang_up_on_those_that_left(turn)
             self._tell_status(turn)
-            self.serving.intake.repeat_revokes(turn)
+            self.serving.intake.tickets.repeat_revokes(turn)
         self.outflow.tick(turn)
-        self.serving.tick(turn)
+        if self._serves:
+            self.serving.tick(turn)
+        else:
+            for lost in self.back_reader.tick(turn):
+                self._lose(lost, turn)
         self._pending += turn.actions
 
     def _tell_status(self, turn: EngineTurn) -> None:
@@ -193,10 +216,17 @@ class EngineCore:
         requests, granted = [*self.outflow.waiting(), *self.serving.requests()], self.serving.granted()
         return Backlog.of(requests, granted, self.config.cache.page_size, self.parts.scheduler.running.shares_prompt)
 
+    def _lose(self, peer: PeerName, turn: EngineTurn) -> None:
+        """Fence a peer and end what was under way with it."""
+        self.links.fence(peer, turn)
+        self._drop_peer(peer, FailReason.PEER_FENCED, turn)
+        self.serving.receiver.fencing(peer)
+
     def _drop_peer(self, peer: PeerName, reason: FailReason, turn: EngineTurn) -> None:
         """Drop what depends on a peer whose process, or whose endpoint, has ended."""
         self.outflow.drop_peer(peer, turn)
         self.serving.drop_peer(peer, reason, turn)
+        self.back_reader.drop_peer(peer, turn)
 
     def turn(self, now: float) -> list[Action]:
         turn, self._pending = EngineTurn(now, self._is_draining, self._pending), []
@@ -235,6 +265,7 @@ class EngineCore:
         if turn.now >= change.ends_rooms_at:
             self.outflow.leave_rooms(turn)
             self.serving.leave_rooms(turn)
+            self.back_reader.leave(turn)
         is_idle = self.parts.scheduler.is_idle and not self.num_rooms
         if is_idle and not len(self.outflow.sender) and self.serving.receiver.is_settled:
             self._change = replace(change, has_left=True)
@@ -302,7 +333,7 @@ class EngineCore:
 
     def metrics(self) -> dict[str, float]:
         metrics = pool_metrics(self.parts) | self._meter.metrics()
-        metrics |= self.serving.metrics() if self._serves else self.outflow.metrics()
+        metrics |= self.serving.metrics() if self._serves else self.outflow.metrics() | self.back_reader.metrics()
         metrics["deltaserve_tickets_open"] = self._num_tickets
         metrics["deltaserve_quarantine_age_seconds"] = self.serving.receiver.quarantine_age_s
         metrics["deltaserve_stale_frames_total"] = self.links.stale_frames

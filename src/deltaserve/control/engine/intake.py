@@ -10,7 +10,7 @@ A room whose next page is on its way to another room waits at the *grant*: prefi
 from dataclasses import dataclass
 
 from deltaserve.control.engine.api import InstanceConfig
-from deltaserve.control.engine.open_tickets import OpenTickets
+from deltaserve.control.engine.open_tickets import OpenTickets, grant_of
 from deltaserve.control.engine.parts import Parts
 from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.rooms import DecodeRoom, RoomBook
@@ -24,11 +24,8 @@ from deltaserve.control.transfer.receiver import Heard, Receiver, Ticket
 from deltaserve.core.errors import FailReason, ProtocolError
 from deltaserve.core.ids import PeerName
 from deltaserve.core.keys import KEY_BYTES
-from deltaserve.core.layout.copy_plan import RankPair, plan_cache
-from deltaserve.core.tokens import pack_u32
-from deltaserve.core.transport import FenceResult
 from deltaserve.core.wire.first_token import FirstToken, decode_first_token
-from deltaserve.core.wire.messages import Ask, AskLogprobs, Cancel, Component, Grant, Offer, Revoke
+from deltaserve.core.wire.messages import Ask, AskLogprobs, Cancel, Offer
 
 _UNANSWERED = (DecodeState.OFFERED, DecodeState.GRANTED, DecodeState.VERIFYING)
 """An attempt's states in which prefill was, or may be, asked for something."""
@@ -78,10 +75,9 @@ class Intake:
         self._links = links
         self._receiver = receiver
         self._page_size = config.cache.page_size
-        self.tickets = OpenTickets(config, links.table, parts.scheduler.running.needs.state_pools)
+        state_pools = parts.scheduler.running.needs.state_pools
+        self.tickets: OpenTickets[DecodeRoom] = OpenTickets(config, links, receiver, state_pools)
         self._planned_bytes = self._landed_bytes = 0
-        self._pairs_from: dict[int, tuple[RankPair, ...]] = {}
-        """Number of ranks that write |-> the pairs of ranks that pages move between."""
 
     # ------------------------------------------------------------ offer
 
@@ -105,7 +101,7 @@ class Intake:
             return
         if room.state is DecodeState.GRANTED:
             assert room.ticket is not None
-            self._links.send(prefill, _grant(room.ticket), turn)
+            self._links.send(prefill, grant_of(room.ticket), turn)
         elif room.state is DecodeState.VERIFYING:
             pass  # what it was asked for is here, but for the log-probabilities
         elif room.is_queued:
@@ -185,8 +181,7 @@ class Intake:
         room = self._rooms.of_request(request)
         if room is None or room.prefill is None or self._waits_for_duplicate(room, turn.now):
             return TryOutcome.HELD_BACK
-        boot = self._links.table.get(room.prefill).boot
-        if boot is None or not self._links.is_ready(room.prefill):
+        if not self._links.is_ready(room.prefill):
             return TryOutcome.HELD_BACK
         self._take_lease(room)
         missing = self._missing(room)
@@ -195,8 +190,7 @@ class Intake:
         needs = tuple(map(len, missing))
         if not scheduler.waiting.yield_to(request, needs, reserve) or not self._parts.budget.make_room(needs):
             return TryOutcome.NO_ROOM
-        pairs = self._pairs(len(self._links.table.get(room.prefill).ends))
-        ticket = self._receiver.grant(room.prefill, boot, room.room, room.attempt, missing, pairs)
+        ticket = self.tickets.grant(room.prefill, room.room, room.attempt, missing)
         if ticket is None:
             return TryOutcome.NO_ROOM
         scheduler.waiting.unhold(request)
@@ -210,14 +204,6 @@ class Intake:
         room.repeat_gap_s, room.next_repeat = 1.0, turn.now
         self.repeat(room, turn)
         return TryOutcome.TAKEN
-
-    def _pairs(self, num_writers: int) -> tuple[RankPair, ...]:
-        """The ranks between which the pages of a worker of so many will go."""
-        pairs = self._pairs_from.get(num_writers)
-        if pairs is None:
-            cache = self._config.cache
-            pairs = self._pairs_from[num_writers] = plan_cache(cache, num_writers, cache, self._config.tp_size).pairs
-        return pairs
 
     def _missing(self, room: DecodeRoom) -> list[range]:
         """Page indexes to be sent, per pool: what continuing behind the prompt needs and the lease does not hold."""
@@ -249,9 +235,9 @@ class Intake:
 
     # ------------------------------------------------------------ landing
 
-    def sent(self, key: TicketId, now: float) -> None:
+    def sent(self, ticket: Ticket, now: float) -> None:
         """Prefill says that it has sent everything of a ticket."""
-        room = self.tickets.room_of(self._receiver.get(key))
+        room = self.tickets.holder_of(ticket)
         if room is not None and room.sent_at is None:
             room.sent_at = now
 
@@ -259,7 +245,7 @@ class Intake:
         ticket, heard = self._receiver.landed(report.peer, report.done, report.pair)
         if ticket is not None and heard is Heard.RELEASED:
             self.tickets.over(ticket, turn)
-        room = self.tickets.room_of(ticket)
+        room = self.tickets.holder_of(ticket)
         if ticket is None or room is None:
             return None
         if heard is Heard.COMPLETE:
@@ -275,7 +261,7 @@ class Intake:
 
     def verified(self, report: PagesVerified, turn: EngineTurn) -> Outcome | None:
         ticket = self._receiver.get(report.ticket)
-        room = self.tickets.room_of(ticket)
+        room = self.tickets.holder_of(ticket)
         if ticket is None or room is None:
             return None
         if report.problem is not None:
@@ -310,33 +296,9 @@ class Intake:
         ticket, prefill = room.ticket, room.prefill
         if ticket is not None:
             room.ticket = None
-            self.tickets.forget(ticket)
-            if self._receiver.revoke(ticket, turn.now) is Heard.RELEASED:
-                self.tickets.over(ticket, turn)
-            else:
-                self._revoke(ticket, turn)
+            self.tickets.withdraw(ticket, turn)
         if prefill is not None and self._links.is_ready(prefill):
             self._links.send(prefill, Cancel(room=room.room, reason=reason), turn)
-
-    def fenced(self, peer: PeerName, result: FenceResult, turn: EngineTurn) -> None:
-        """No byte of the peer can land any more; or that cannot be had, and its pages stay in quarantine."""
-        settle = self._receiver.fenced if result is FenceResult.CLOSED else self._receiver.strand
-        for ticket in settle(peer):
-            self.tickets.over(ticket, turn)
-
-    def repeat_revokes(self, turn: EngineTurn) -> None:
-        for ticket in self._receiver.quarantined():
-            if self._links.is_ready(ticket.peer):
-                self._revoke(ticket, turn)
-
-    def _revoke(self, ticket: Ticket, turn: EngineTurn) -> None:
-        """Tell the process that holds the ticket; another life of that name would answer for numbers of its own.
-
-        Nor is one asked about that was handed out under an earlier boot of ours: its writer has been fenced.
-        """
-        theirs = self._links.table.get(ticket.peer).boot
-        if (self._config.boot, theirs) == (ticket.id.reader_boot, ticket.id.writer_boot):
-            self._links.send(ticket.peer, Revoke(ticket=ticket.id.seq), turn)
 
     def metrics(self) -> dict[str, float]:
         """Bytes of pages granted to prefill workers, and of those that landed and were accepted."""
@@ -358,11 +320,3 @@ def _offer(room: DecodeRoom, now: float) -> Offer:
         remaining_ms=max(1, int((request.deadline - now) * 1000)),
         cache=request.cache,
     )
-
-
-def _grant(ticket: Ticket) -> Grant:
-    coverage = tuple(
-        Component(pool=pool, first=missing.start, pages=pack_u32(pages))
-        for pool, (missing, pages) in enumerate(zip(ticket.coverage.missing, ticket.pages, strict=True))
-    )
-    return Grant(room=ticket.room, attempt=ticket.attempt, ticket=ticket.id.seq, coverage=coverage)

@@ -151,8 +151,7 @@ class Outflow:
 
     def on_frame(self, peer: Peer, envelope: Envelope, message: Message | None, turn: EngineTurn) -> None:
         """`message`: the envelope's body, if it may be acted on."""
-        if peer.boot is not None and (envelope.src_boot, envelope.dst_boot) == (peer.boot, self.config.boot):
-            self.sender.advance_mark(peer.name, peer.boot, envelope.closed_below)  # a Hello's mark counts as well
+        self.hear_mark(peer, envelope)
         if message is None or peer.boot is None:
             return
         if peer.role == Role.FRONT.value:
@@ -168,13 +167,18 @@ class Outflow:
             case Grant() as grant:
                 self._on_grant(peer, peer.boot, grant, turn)
             case Revoke() as revoke:
-                self._on_revoke(peer, peer.boot, revoke, turn)
+                self.revoke(peer, peer.boot, revoke, turn)
             case Cancel() as cancel:
                 room = self.rooms.get((peer.name, Room(cancel.room)))
                 if room is not None:
                     self._end(room, turn)
                     self._part_ended(room, (FailReason.CANCELLED, "decode ended it"), turn)
                 self.logprobs.forget((peer.name, Room(cancel.room)))
+
+    def hear_mark(self, peer: Peer, envelope: Envelope) -> None:
+        """A reader says of which tickets it wants to hear no more; a Hello's mark counts as well."""
+        if peer.boot is not None and (envelope.src_boot, envelope.dst_boot) == (peer.boot, self.config.boot):
+            self.sender.advance_mark(peer.name, peer.boot, envelope.closed_below)
 
     def _on_offer(self, peer: Peer, offer: Offer, turn: EngineTurn) -> None:
         key = (peer.name, Room(offer.room))
@@ -259,7 +263,8 @@ class Outflow:
             scheduler.waiting.add(room.request)
         self._send_ready(room, turn)
 
-    def _on_revoke(self, peer: Peer, boot: Boot, revoke: Revoke, turn: EngineTurn) -> None:
+    def revoke(self, peer: Peer, boot: Boot, revoke: Revoke, turn: EngineTurn) -> None:
+        """A reader withdraws a ticket, of a room or of an answer that it asked for."""
         ticket = self.sender.revoked(peer.name, boot, revoke.ticket)
         if ticket is None:
             outcome = self.sender.drain_of(peer.name, boot, revoke.ticket)
@@ -274,23 +279,25 @@ class Outflow:
 
     # ------------------------------------------------------------ reports
 
-    def on_report(self, report: TransferReport | Event, turn: EngineTurn) -> None:
+    def on_report(self, report: TransferReport | Event, turn: EngineTurn) -> PeerName | None:
+        """Take note of what became of writes. Returns the peer that had to be fenced for it."""
         match report:
             case ChunkSent():
                 self._on_sent(report, turn)
             case WriteFailed():
-                self._on_write_failed(report, turn)
+                return self._on_write_failed(report, turn)
             case GateDraining():
                 ticket = self.sender.get(report.ticket)
                 if ticket is not None and ticket.answer_revoke:
                     draining = Draining(ticket=ticket.id.seq, bytes_outstanding=report.bytes_outstanding)
                     self.links.send(ticket.peer, draining, turn)
             case GateDrained():
-                self._on_drained(report, turn)
+                return self._on_drained(report, turn)
             case PeerFenced():
                 for ticket in self.sender.fenced(report.peer):
                     self._answer_revoke(ticket, Drain.DIRTY, turn)
                 self.sender.forget_boots(report.peer, self.links.table.get(report.peer).boot)
+        return None
 
     def _on_sent(self, report: ChunkSent, turn: EngineTurn) -> None:
         ticket = self.sender.chunk_sent(report.ticket, report.chunk)
@@ -301,21 +308,20 @@ class Outflow:
                 self._end(room, turn)
                 self._part_ended(room, None, turn)
 
-    def _on_write_failed(self, report: WriteFailed, turn: EngineTurn) -> None:
+    def _on_write_failed(self, report: WriteFailed, turn: EngineTurn) -> PeerName | None:
         ticket = self.sender.failed(report.ticket)
         if ticket is None:
-            return
+            return None
         if (room := self._room_of(ticket)) is not None:
             self._fail(room, FailReason.TRANSFER_FAILED, report.message, turn)
-        self._fence(report.peer, turn)
+        return self._fence(report.peer, turn)
 
-    def _on_drained(self, report: GateDrained, turn: EngineTurn) -> None:
+    def _on_drained(self, report: GateDrained, turn: EngineTurn) -> PeerName | None:
         ticket = self.sender.gate_drained(report.ticket, report.outcome)
         if ticket is None:
-            return
+            return None
         self._answer_revoke(ticket, report.outcome, turn)
-        if report.outcome is Drain.DIRTY:
-            self._fence(ticket.peer, turn)
+        return self._fence(ticket.peer, turn) if report.outcome is Drain.DIRTY else None
 
     def _answer_revoke(self, ticket: SendTicket, outcome: Drain, turn: EngineTurn) -> None:
         """The ticket is over, or will be with its endpoint: if it was revoked, its reader waits to hear how."""
@@ -327,11 +333,12 @@ class Outflow:
         room = self.rooms.get((ticket.peer, ticket.room))
         return room if room is not None and room.ticket is ticket else None
 
-    def _fence(self, peer: PeerName, turn: EngineTurn) -> None:
+    def _fence(self, peer: PeerName, turn: EngineTurn) -> PeerName:
         """Fence this side's endpoint: every room of that peer fails, and decode is told to fence as well."""
         for room in [r for r in self.rooms.values() if r.peer == peer]:
             self._fail(room, FailReason.PEER_FENCED, "prefill had to fence this peer", turn)
         self.links.fence(peer, turn)
+        return peer
 
     def leave_rooms(self, turn: EngineTurn) -> None:
         """All rooms end: their readers have them computed elsewhere."""
@@ -343,6 +350,8 @@ class Outflow:
         for room in [r for r in self.rooms.values() if r.peer == peer]:
             self._end(room, turn)
             self._part_ended(room, (FailReason.PEER_LOST, "its decode worker is gone"), turn)
+        for ticket in self.sender.of_peer(peer):
+            self._close(ticket, turn)  # of an answer that it had asked for
         self.logprobs.forget_reader(peer)
         self.watched.drop_front(peer)
 

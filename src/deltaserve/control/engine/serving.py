@@ -7,6 +7,7 @@ token on both are the same: rows of the scheduler until a stop id, the length, o
 from collections.abc import Sequence
 
 from deltaserve.control.engine.api import Event, InstanceConfig
+from deltaserve.control.engine.back_writer import BackWriter
 from deltaserve.control.engine.checks import STEP_FAILURES, Refusal, refuse_submit
 from deltaserve.control.engine.ended import EndedAnswer
 from deltaserve.control.engine.intake import Arrived, AttemptFailed, Intake, Outcome
@@ -58,11 +59,15 @@ _REMOTE = (*_ASKED, DecodeState.VERIFYING)
 class Serving:
     """All rooms of fronts. Those that other workers compute are under way at the intake."""
 
-    def __init__(self, config: InstanceConfig, parts: Parts, links: PeerLinks, receiver: Receiver) -> None:
+    def __init__(
+        self, config: InstanceConfig, parts: Parts, links: PeerLinks, receiver: Receiver, back: BackWriter
+    ) -> None:
+        """`back`: what hears of complete answers."""
         self.config = config
         self.parts = parts
         self.links = links
         self.receiver = receiver
+        self.back = back
         self.rooms = RoomBook()
         self.intake = Intake(config, parts, links, receiver, self.rooms)
         self._outbox = ToFronts(links)
@@ -90,6 +95,7 @@ class Serving:
         for room in self.rooms:
             self._tick_room(room, deserted, turn)
         self.rooms.ended.expire(turn.now)
+        self.back.tick(turn.now)
 
     def hang_up_on_those_that_left(self, turn: EngineTurn) -> None:
         """Prefill workers that no front knows any more are dialled no more, once no room is of theirs."""
@@ -288,20 +294,11 @@ class Serving:
         self._complete(room, FinishReason.STOP, turn)
 
     def _on_ticket_frame(self, peer: Peer, message: Draining | Drained | Sent, turn: EngineTurn) -> None:
-        ticket = self.receiver.get(TicketId(Boot(self.config.boot), peer.boot or Boot(0), TicketSeq(message.ticket)))
-        if ticket is None or ticket.peer != peer.name:
-            return
-        match message:
-            case Draining():
-                self.receiver.draining(ticket.id, message.bytes_outstanding, turn.now)
-            case Sent():
-                self.intake.sent(ticket.id, turn.now)
-            case Drained():
-                heard = self.receiver.drained(ticket.id, message.outcome)
-                if heard is Heard.RELEASED:
-                    self.intake.tickets.over(ticket, turn)
-                elif heard is Heard.FENCE:
-                    self._lose(peer.name, turn)
+        if not isinstance(message, Sent):
+            if self.intake.tickets.drains(peer, message, turn):
+                self._lose(peer.name, turn)
+        elif (ticket := self.intake.tickets.told_of(peer, message.ticket)) is not None:
+            self.intake.sent(ticket, turn.now)
 
     # ------------------------------------------------------------ transfer reports
 
@@ -318,7 +315,7 @@ class Serving:
             case PagesVerified():
                 self._come_to(self.intake.verified(report, turn), turn)
             case PeerFenced():
-                self.intake.fenced(report.peer, report.result, turn)
+                self.intake.tickets.fenced(report.peer, report.result, turn)
 
     def _come_to(self, outcome: Outcome | None, turn: EngineTurn) -> None:
         match outcome:
@@ -423,6 +420,7 @@ class Serving:
                 self._attempt_failed(room, reason, "the link to the prefill worker ended", turn)
             elif room.front == peer:
                 self._fail(room, FailReason.CANCELLED, "the front was lost", turn)
+        self.back.drop_peer(peer, turn)
 
     def leave_rooms(self, turn: EngineTurn) -> None:
         """All rooms end without a word: their fronts submit them elsewhere when they hear that this engine is over."""
@@ -434,6 +432,7 @@ class Serving:
         if room.state in _REMOTE:  # a resumed room, ended by a stop string
             self.intake.withdraw(room, FailReason.CANCELLED, turn)
         self._end(room, turn.now, answer)
+        self.back.answered(room, turn)
 
     def _fail(self, room: DecodeRoom, reason: FailReason, message: str, turn: EngineTurn) -> None:
         self._outbox.failed(room, reason, message, turn)
@@ -455,7 +454,7 @@ class Serving:
     # ------------------------------------------------------------ views
 
     def metrics(self) -> dict[str, float]:
-        return self.intake.metrics() | {
+        return self.intake.metrics() | self.back.metrics() | {
             "deltaserve_late_dones_total": self.receiver.late_dones,
             "deltaserve_conditional_prefills_total": self._num_near,
             "deltaserve_unsent_draft_tokens_total": self._num_unsent_drafts,

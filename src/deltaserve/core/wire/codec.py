@@ -9,13 +9,13 @@ from typing import TypeVar
 import msgspec
 
 from deltaserve.core.errors import ProtocolError
-from deltaserve.core.wire.messages import PROTOCOL_VERSION, Done, Envelope, Events, Grant, Offer, Submit
+from deltaserve.core.wire.messages import PROTOCOL_VERSION, Done, Envelope, Events, Grant, Offer, Submit, WriteBack
 
 MAGIC = b"dS"
 HEADER_BYTES = 7
 LARGE_FRAME_BYTES = 16 << 20
 SMALL_FRAME_BYTES = 1 << 20
-_LARGE = (Submit, Offer, Grant, Events)
+_LARGE = (Submit, Offer, Grant, Events, WriteBack)
 
 T = TypeVar("T")
 

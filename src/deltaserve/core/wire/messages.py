@@ -3,9 +3,11 @@
 front -> decode  Submit, Cancel, Finish             decode -> front   Tokens, Finished, PromptLogprobs
 front -> prefill Submit, Cancel                     prefill -> front  Finished
 front -> any     Flush, ChangeRole
-decode -> prefill Offer, Ask, AskLogprobs, Grant,   prefill -> decode Queued, Starting, Failed, Draining, Drained, Sent,
-                  Revoke, Cancel                                      PromptLogprobs
-prefill -> decode, bound to the data it announces (transport notification): Done
+decode -> prefill Offer, Ask, AskLogprobs, Cancel,  prefill -> decode Queued, Starting, PromptLogprobs
+                  WriteBack
+reader -> writer  Grant, Revoke                     writer -> reader  Failed, Draining, Drained, Sent
+writer -> reader, bound to the data it announces (transport notification): Done
+decode reads prompts and writes answers back, prefill the other way round.
 all: Hello, Heartbeat, Status, Events
 
 Ids and page lists are packed little-endian uint32. Times are remaining milliseconds: clocks are not compared.
@@ -19,7 +21,7 @@ from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import Role
 from deltaserve.core.sampling import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 
 class CacheUse(Enum):
@@ -183,6 +185,16 @@ class AskLogprobs(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_un
     room: bytes
     attempt: int
     start: int
+
+
+class WriteBack(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Decode has the pages of a prompt and its answer. Prefill grants those that it lacks, or says nothing."""
+
+    room: bytes
+    attempt: int
+    tokens: bytes
+    """Prompt and answer, as far as whole pages of both sides go."""
+    namespace: str
 
 
 class Starting(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -458,6 +470,7 @@ Message = (
     | Draining
     | Sent
     | Drained
+    | WriteBack
     | Status
     | Cancel
     | Finish

@@ -1,0 +1,159 @@
+"""Decode's half of the way back: prefill may have the pages of an answer, which only decode has.
+
+    answered -> WriteBack -> (Grant -> all pages in one chunk) | nothing
+
+Nothing is held for an answer that prefill was told of: its pages stay in the tree, to be evicted like others, and those
+that a grant finds there are pinned from the post on. With them prefill's tree reaches as far into a conversation as
+decode's, so either side can compute what the next turn brings.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from math import lcm
+
+from deltaserve.control.engine.api import InstanceConfig
+from deltaserve.control.engine.checks import grant_fits
+from deltaserve.control.engine.outflow import Outflow
+from deltaserve.control.engine.parts import Parts, facts_of
+from deltaserve.control.engine.peer_links import PeerLinks
+from deltaserve.control.engine.rooms import DecodeRoom
+from deltaserve.control.engine.turn import EngineTurn
+from deltaserve.control.peer.page_fit import may_write_back
+from deltaserve.control.peer.table import Peer
+from deltaserve.control.transfer.commands import OpenGate
+from deltaserve.control.transfer.sender import GrantVerdict
+from deltaserve.core.errors import FailReason
+from deltaserve.core.ids import Attempt, Boot, Namespace, PageId, PeerName, PoolId, Room
+from deltaserve.core.keys import extend_keys
+from deltaserve.core.layout.prompt_pages import PromptPages
+from deltaserve.core.tokens import TOKEN_BYTES, token_len
+from deltaserve.core.wire.messages import Envelope, Failed, Grant, Message, Revoke, Sent, WriteBack
+
+_FULL = PoolId(0)
+_TOLD_S = 5.0
+"""A grant that comes later than that finds nothing."""
+_MAX_TOLD = 64
+"""Answers that prefill was told of and has not asked for; of more the oldest are forgotten."""
+ALL_SENT = b""
+"""Payload of the only chunk: there is no first token to go with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A prompt with its answer, as far as whole pages of both sides go."""
+
+    attempt: Attempt
+    namespace: Namespace
+    tokens: bytes
+    until: float
+
+
+class BackWriter:
+    """What prefill workers were told of. Tickets and their ends are the outflow's, as those of prompts are."""
+
+    def __init__(self, config: InstanceConfig, parts: Parts, links: PeerLinks, outflow: Outflow) -> None:
+        self._config = config
+        self._parts = parts
+        self._links = links
+        self._outflow = outflow
+        self._facts = facts_of(config)
+        self._told: OrderedDict[tuple[PeerName, Room], _Answer] = OrderedDict()
+        self._num_told = self._num_sent = 0
+
+    def answered(self, room: DecodeRoom, turn: EngineTurn) -> None:
+        """Tell the prefill worker that was named for a room of its prompt and answer, if it may lack pages of them."""
+        named = room.submit.prefill
+        if not self._config.options.writes_back or named is None or turn.is_draining:
+            return
+        if not self._parts.scheduler.running.uses_tree(room.request):
+            return
+        name = PeerName(named.name)
+        hello = self._links.table.get(name).hello if self._links.is_ready(name) else None
+        if hello is None or not may_write_back(self._config.cache, self._facts, hello.facts):
+            return
+        whole = lcm(hello.facts.page_size, self._config.cache.page_size)
+        num_pages = (room.request.num_tokens - 1) // whole  # nothing was computed of the last token
+        if num_pages > (room.attempt_len // whole if room.prefill == name else 0):
+            self._tell(name, room, bytes(room.request.tokens[: num_pages * whole * TOKEN_BYTES]), turn)
+
+    def _tell(self, name: PeerName, room: DecodeRoom, tokens: bytes, turn: EngineTurn) -> None:
+        namespace = room.request.namespace
+        self._told.pop((name, room.room), None)
+        self._told[name, room.room] = _Answer(room.attempt, namespace, tokens, turn.now + _TOLD_S)
+        if len(self._told) > _MAX_TOLD:
+            self._told.popitem(last=False)
+        self._num_told += 1
+        told = WriteBack(room=room.room, attempt=room.attempt, tokens=tokens, namespace=namespace)
+        self._links.send(name, told, turn)
+
+    def tick(self, now: float) -> None:
+        while self._told and now >= next(iter(self._told.values())).until:
+            self._told.popitem(last=False)
+
+    # ------------------------------------------------------------ frames
+
+    def on_frame(self, peer: Peer, envelope: Envelope, message: Message | None, turn: EngineTurn) -> None:
+        """`message`: the envelope's body, if it may be acted on."""
+        self._outflow.hear_mark(peer, envelope)
+        if peer.boot is None:
+            return
+        match message:
+            case Grant():
+                self._on_grant(peer, peer.boot, message, turn)
+            case Revoke():
+                self._outflow.revoke(peer, peer.boot, message, turn)
+
+    def _on_grant(self, peer: Peer, boot: Boot, grant: Grant, turn: EngineTurn) -> None:
+        if self._outflow.sender.was_sent(peer.name, boot, grant.ticket):
+            self._links.send(peer.name, Sent(ticket=grant.ticket), turn)
+            return
+        answer = self._told.get((peer.name, Room(grant.room)))
+        if answer is not None and answer.attempt == grant.attempt and self._send(peer, boot, grant, answer, turn):
+            return
+        reason, text = FailReason.CANCELLED, "these pages are not here any more"
+        failed = Failed(room=grant.room, attempt=grant.attempt, reason=reason, message=text)
+        self._links.send(peer.name, failed, turn)
+
+    def _send(self, peer: Peer, boot: Boot, grant: Grant, answer: _Answer, turn: EngineTurn) -> bool:
+        """Post all that is granted of an answer, once. False where the tree has it no more."""
+        if peer.hello is None:
+            return False
+        facts, num_tokens = peer.hello.facts, token_len(answer.tokens)
+        prompt = PromptPages(num_tokens, self._config.cache.page_size, facts.page_size)
+        pages = self._pages(answer, num_tokens)
+        if pages is None or not grant_fits(self._config, facts.pool_pages, grant, prompt):
+            return False
+        ticket, verdict = self._outflow.sender.accept(peer.name, boot, grant, prompt)
+        if verdict is GrantVerdict.OPENED and ticket is not None:
+            turn.do(OpenGate(peer.name, ticket.id, tuple(map(len, ticket.pages))))
+            sources = ticket.sources(_FULL, prompt.num_pages)
+            source_pages = [pages[sources.start : sources.stop]]
+            turn.do(self._outflow.sender.post(ticket, [prompt.num_pages], source_pages, ALL_SENT))
+            self._num_sent += 1
+        return verdict is not GrantVerdict.CLOSED
+
+    def _pages(self, answer: _Answer, num_tokens: int) -> tuple[PageId, ...] | None:
+        """The answer's pages in the tree; None where some are gone."""
+        cache = self._parts.cache
+        keys = extend_keys(self._config.seed_of(answer.namespace), answer.tokens, cache.page_size)
+        match = cache.match(answer.namespace, answer.tokens, keys)
+        if match.num_tokens < num_tokens:
+            return None
+        lease = cache.lease(match)
+        pages = lease.pages(_FULL)
+        cache.release(lease)  # the post pins them
+        return pages
+
+    # ------------------------------------------------------------ endings
+
+    def drop_peer(self, peer: PeerName, turn: EngineTurn) -> None:
+        """The peer's process or endpoint is over."""
+        for key in [key for key in self._told if key[0] == peer]:
+            del self._told[key]
+        self._outflow.drop_peer(peer, turn)
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "deltaserve_write_backs_told_total": self._num_told,
+            "deltaserve_write_backs_sent_total": self._num_sent,
+        }

@@ -1,0 +1,97 @@
+"""Answers that return to prefill: its tree reaches as far as decode's, and what it computes there is transformers'."""
+
+from pathlib import Path
+
+import pytest
+
+from deltaserve.core.layout.dtype import DType
+from deltaserve.control.transfer.staging import StagingMode
+from tests.compute.executor.world import random_tokens
+from tests.product.in_process import DECODE, PREFILL, Pages, Product, Setup
+
+ANSWER_LEN = 70
+NEW_LEN = 21
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (1, 2)], ids=lambda ranks: f"P{ranks[0]}-D{ranks[1]}")
+@pytest.mark.parametrize("sizes", [(16, 16), (4, 16), (16, 4)], ids=lambda sizes: f"page{sizes[0]}-page{sizes[1]}")
+def test_the_next_turn_is_computed_from_what_came_back(
+    tiny_models: Path, family: str, ranks: tuple[int, int], sizes: tuple[int, int]
+) -> None:
+    """Prefill computes what is new of a turn, and at most a page and the last token more."""
+    pages = Pages(sizes[0]), Pages(sizes[1])
+    product = Product(tiny_models / family, *ranks, pages, setup=Setup(context_len=400, writes_back=True))
+    turn = random_tokens(60, 1)
+    for index in range(3):
+        (answer,) = product.serve(turn, max_tokens=ANSWER_LEN)
+        computed = len(turn) - answer.prefill_cached_len
+        if index:
+            assert computed <= NEW_LEN + max(sizes) + 1
+        product.settle()
+        turn = [*turn, *answer.tokens, *random_tokens(NEW_LEN, index)]
+    assert product.metrics(DECODE)["deltaserve_write_backs_sent_total"] == 3
+    assert product.metrics(PREFILL)["deltaserve_write_back_bytes_total"] > 0
+    product.close()
+
+
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 1)], ids=lambda ranks: f"P{ranks[0]}-D{ranks[1]}")
+def test_by_way_of_staging_memory(tiny_models: Path, ranks: tuple[int, int]) -> None:
+    setup = Setup(context_len=400, writes_back=True)
+    product = Product(tiny_models / "llama", *ranks, Pages(16), StagingMode.ON, setup=setup)
+    turn = random_tokens(60, 1)
+    (answer,) = product.serve(turn, max_tokens=ANSWER_LEN)
+    product.settle()
+    assert product.metrics(PREFILL)["deltaserve_write_back_pages_total"] == (60 + ANSWER_LEN - 1) // 16 - 60 // 16
+    assert product.metrics(DECODE)["deltaserve_gathers_total"] > 0
+    (answer,) = product.serve([*turn, *answer.tokens, 7], max_tokens=4)
+    assert answer.prefill_cached_len == (60 + ANSWER_LEN - 1) // 16 * 16
+    product.close()
+
+
+def test_only_the_answer_returns(tiny_models: Path) -> None:
+    """What prefill has computed itself does not come back to it."""
+    product = Product(tiny_models / "llama", 1, 1, Pages(16), setup=Setup(context_len=400, writes_back=True))
+    product.serve(random_tokens(160, 1), max_tokens=33)
+    product.settle()
+    assert product.metrics(PREFILL)["deltaserve_write_back_pages_total"] == (160 + 33 - 1) // 16 - 160 // 16
+    product.serve(random_tokens(160, 1), max_tokens=3)
+    product.settle()
+    assert product.metrics(DECODE)["deltaserve_write_backs_told_total"] == 1, "no page of it was closed"
+    product.close()
+
+
+def test_a_turn_that_decode_computed_returns_whole(tiny_models: Path) -> None:
+    """Where decode computes what is new itself prefill has nothing of it, and still the next turn's prefix."""
+    setup = Setup(context_len=400, writes_back=True, conditional_prefill=True, decode_extend_len=64)
+    product = Product(tiny_models / "llama", 1, 1, Pages(4), setup=setup)
+    turn = random_tokens(120, 1)
+    for index in range(3):
+        (answer,) = product.serve(turn, max_tokens=10)
+        product.settle()
+        turn = [*turn, *answer.tokens, *random_tokens(4, index)]
+    assert product.metrics(DECODE)["deltaserve_conditional_prefills_total"] == 2
+    product.worker(DECODE).instance.parts.cache.clear()
+    (answer,) = product.serve(turn, max_tokens=3)
+    assert answer.prefill_cached_len >= len(turn) - 4 - 4 - 1
+    product.close()
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_next"])
+def test_what_keeps_less_than_all_tokens_stays(tiny_models: Path, family: str) -> None:
+    product = Product(tiny_models / family, 1, 1, Pages(16), setup=Setup(context_len=400, writes_back=True))
+    product.serve(random_tokens(60, 1), max_tokens=40)
+    product.settle()
+    assert not product.metrics(DECODE)["deltaserve_write_backs_told_total"]
+    product.close()
+
+
+def test_rounded_elements_stay(tiny_models: Path) -> None:
+    """Prefill's tree serves others, which may keep more of each element than this decode worker."""
+    pages = Pages(16, DType.FLOAT32), Pages(16, DType.BFLOAT16)
+    setup = Setup(context_len=400, writes_back=True)
+    product = Product(tiny_models / "llama", 1, 1, pages, StagingMode.ON, tolerance=0.1, setup=setup)
+    product.serve(random_tokens(60, 1), max_tokens=40)
+    product.settle()
+    assert not product.metrics(DECODE)["deltaserve_write_backs_told_total"]
+    product.close()
