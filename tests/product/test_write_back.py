@@ -43,7 +43,7 @@ def test_by_way_of_staging_memory(tiny_models: Path, ranks: tuple[int, int]) -> 
     (answer,) = product.serve(turn, max_tokens=ANSWER_LEN)
     product.settle()
     assert product.metrics(PREFILL)["deltaserve_write_back_pages_total"] == (60 + ANSWER_LEN - 1) // 16 - 60 // 16
-    assert product.metrics(DECODE)["deltaserve_gathers_total"] > 0
+    assert product.metrics(DECODE)["deltaserve_staged_writes_total"] > 0
     (answer,) = product.serve([*turn, *answer.tokens, 7], max_tokens=4)
     assert answer.prefill_cached_len == (60 + ANSWER_LEN - 1) // 16 * 16
     product.close()

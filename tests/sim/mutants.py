@@ -39,6 +39,8 @@ _RANK_PLANE = "deltaserve.control.transfer.rank_plane"
 _SERVING = "deltaserve.control.engine.serving"
 _OUTFLOW = "deltaserve.control.engine.outflow"
 _INTAKE = "deltaserve.control.engine.intake"
+_BACK_READER = "deltaserve.control.engine.back_reader"
+_BACK_WRITER = "deltaserve.control.engine.back_writer"
 _ADDRESSES = "deltaserve.control.engine.addresses"
 _OWN_HELLO = "deltaserve.control.engine.own_hello"
 _ENDPOINTS = "deltaserve.control.engine.peer_endpoints"
@@ -1066,5 +1068,57 @@ MUTANTS = (
         _LINKS,
         "            case Reception.LEFT if received.peer.role != Role.FRONT.value:",
         "            case Reception.LEFT if is_dialled:",
+    ),
+    # answers that return
+    Mutant("answer_unverified", "W1", _BACK_READER, "            if verification is None:\n", "            if True:\n"),
+    Mutant("answer_behind_a_gap", "W2", _BACK_READER, "        if match.num_pages < first:\n", "        if False:\n"),
+    Mutant(
+        "answer_of_another_namespace",
+        "W3",
+        _BACK_READER,
+        "namespace, cache = Namespace(told.namespace), ",
+        'namespace, cache = Namespace(""), ',
+    ),
+    Mutant(
+        "grant_outlives_its_link",
+        "W4",
+        _BACK_READER,
+        "for fill in [fill for fill in self._fills.values() if fill.peer == peer]:",
+        "for fill in []:",
+    ),
+    Mutant(
+        "answer_outlives_its_link",
+        "W4",
+        _OUTFLOW,
+        "            self._close(ticket, turn)  # of an answer that it had asked for\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "answer_awaited_for_ever",
+        "C1",
+        _BACK_READER,
+        "            if turn.now >= (fill.since + _REPEAT_S if is_short else fill.since + _LASTS_S):\n",
+        "            if False:\n",
+    ),
+    Mutant(
+        "other_pages_of_the_answer",
+        "W5",
+        _BACK_WRITER,
+        "source_pages = [pages[sources.start : sources.stop]]",
+        "source_pages = [pages[: len(sources)]]",
+    ),
+    Mutant(
+        "evicted_answer_is_sent",
+        "W5",
+        _BACK_WRITER,
+        "        if match.num_tokens < num_tokens:\n",
+        "        if not match.num_tokens:\n",
+    ),
+    Mutant(
+        "fenced_by_its_answer_alone",
+        "A6",
+        _CORE,
+        "            self._drop_peer(fenced, FailReason.PEER_FENCED, turn)\n",
+        "            pass\n",
     ),
 )

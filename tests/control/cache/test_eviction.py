@@ -99,6 +99,20 @@ def test_new_conversations_live_until_their_second_turn() -> None:
     assert toy.hit("abcd") == ""
 
 
+def test_a_protected_node_is_cut_where_little_else_is_left() -> None:
+    """Cutting a node makes nobody's share larger: what is demoted then would be the part above the cut one."""
+    toy = toy_of(KvEviction.SLRU, 40)
+    store(toy, "abcdefghijk")
+    store(toy, "ABCDEFGHIJKLMNOPQRST")
+    for word in ("abcd", "abcdefghijk"):
+        toy.cache.release(toy.cache.lease(toy.match(word)))
+    toy.cache.evict([20])
+    lease = toy.cache.lease(toy.match("abcdefghi"))
+    toy.cache.check_integrity()
+    toy.cache.release(lease)
+    toy.cache.check_integrity()
+
+
 @pytest.mark.parametrize("policy", KvEviction)
 @pytest.mark.parametrize("seed", range(5))
 def test_an_order_holds_exactly_what_is_unlocked_and_keeps_the_law(policy: KvEviction, seed: int) -> None:

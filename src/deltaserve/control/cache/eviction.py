@@ -33,6 +33,10 @@ class EvictionOrder(ABC):
     def add(self, node: Node) -> None:
         """`node` has just been unlocked: it becomes the most recent. Callers go from leaf to root."""
 
+    def add_upper(self, node: Node) -> None:
+        """`node` is the upper part of one that stands here and was `resized`: it is locked or touched next."""
+        self.add(node)
+
     @abstractmethod
     def remove(self, node: Node) -> None:
         """`node` has been locked or has left the tree."""
@@ -141,6 +145,10 @@ class SegmentedLruOrder(EvictionOrder):
             self._shrink()
         else:
             self._once.add(node)
+
+    def add_upper(self, node: Node) -> None:
+        """No more pages stand here than before: nobody makes way for it."""
+        (self._protected if node.reused else self._once).add(node)
 
     def remove(self, node: Node) -> None:
         self._segment(node).remove(node)

@@ -375,7 +375,7 @@ class PrefixCache:
         upper.locks = node.locks
         self._order.resized(node)
         if not upper.locks:
-            self._order.add(upper)
+            self._order.add_upper(upper)
         for tail in self._tails:
             tail.split(upper, node)
         self._version += 1
