@@ -46,6 +46,9 @@ def cached_details(*usages: Usage) -> dict[str, int]:
 def timings(index: int, usage: Usage) -> dict[str, object]:
     """Where one sample's time went (seconds) and where its prompt came from (tokens, bytes).
 
+    Decode computed the prompt itself where `local_wait_tokens` is no more than `prefill_wait_tokens` and what it lacked
+    no more than --decode-extend-tokens; both are 0 where that was no question.
+
     Pages move while the rest of the prompt is computed: transfer_s lies within prefill_s and is not to be added to it.
     """
     return {
@@ -60,6 +63,8 @@ def timings(index: int, usage: Usage) -> dict[str, object]:
         "prefill_cached_tokens": usage.prefill_cached_len,
         "transferred_bytes": usage.transferred_bytes,
         "transferred_state_bytes": usage.transferred_state_bytes,
+        "local_wait_tokens": usage.local_wait_len,
+        "prefill_wait_tokens": usage.prefill_wait_len,
         "num_retractions": usage.num_retractions,
         "speculation_rounds": usage.num_rounds,
         "drafted_tokens": usage.num_drafts,

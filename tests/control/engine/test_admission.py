@@ -112,12 +112,12 @@ def test_workers_report_all_that_waits_for_whomever() -> None:
     assert (keeping.num_waiting, keeping.waiting_tokens) == (5, 3 * 32), "two rows, so two grants"
 
 
-@pytest.mark.parametrize(("local_len", "num_offers"), [(0, 1), (5, 1), (6, 0), (50, 0)])
-def test_decode_computes_a_short_delta_itself_when_the_front_says_so(local_len: int, num_offers: int) -> None:
+@pytest.mark.parametrize(("prefill_wait_len", "num_offers"), [(0, 1), (5, 1), (6, 0), (50, 0)])
+def test_decode_computes_a_short_delta_itself_when_the_front_says_so(prefill_wait_len: int, num_offers: int) -> None:
     """16 tokens are cached, 6 are missing."""
     duo = Duo(Shape(extend_len=10))
     duo.serve(range(1, 17), 3)
-    duo.cluster.front.core.placer.place = with_local_len(duo.cluster.front.core.placer.place, local_len)  # type: ignore[method-assign]
+    duo.cluster.front.core.placer.place = with_prefill_wait_len(duo.cluster.front.core.placer.place, prefill_wait_len)  # type: ignore[method-assign]
     before = len(duo.sent(Offer, DECODE))
     asked = duo.serve([*range(1, 17), *range(60, 66)], 3)
     assert len(duo.sent(Offer, DECODE)) - before == num_offers
@@ -125,5 +125,5 @@ def test_decode_computes_a_short_delta_itself_when_the_front_says_so(local_len: 
     assert duo.metrics(DECODE)["deltaserve_conditional_prefills_total"] == 1 - num_offers
 
 
-def with_local_len(place: Callable[..., Placement], local_len: int) -> Callable[..., Placement]:
-    return lambda *args: replace(place(*args), local_len=local_len)
+def with_prefill_wait_len(place: Callable[..., Placement], prefill_wait_len: int) -> Callable[..., Placement]:
+    return lambda *args: replace(place(*args), prefill_wait_len=prefill_wait_len)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from deltaserve.control.front.estimate import HANDOVER_S, Candidate, Computing, Keeping, Prices, estimate, local_len
+from deltaserve.control.front.estimate import HANDOVER_S, Candidate, Computing, Keeping, Prices, estimate, prefill_wait_len
 from deltaserve.control.front.load import DecodeLoad, PrefillLoad
 from deltaserve.core.ids import PeerName
 
@@ -114,32 +114,25 @@ def test_what_is_assumed_is_priced_but_is_no_sure_wait(prefill: bool, decode: bo
     assert price.ttft_s > price.queue_s + price.decode_wait_s > 0.5
 
 
-def threshold(prefill: PrefillLoad = PREFILL, *, num_rows: float = 0.0, lacking: int = 1) -> int:
-    pair = pair_of(prefill, replace(DECODE, num_rooms=num_rows), prefill_hit=PROMPT - lacking)
-    return local_len(pair, PROMPT)
+def wait_len(prefill: PrefillLoad = PREFILL, *, lacking: int = 1, prices: Prices = PRICES) -> int:
+    pair = pair_of(prefill, prefill_hit=PROMPT - lacking)
+    return prefill_wait_len(PROMPT, pair, prices)
 
 
-def test_decode_computes_what_it_computes_sooner_than_prefill() -> None:
-    """With nobody else there: as much as takes no longer than prefill's queue, computation and hand-over."""
-    handover = HANDOVER_S * PREFILL.tokens_per_s
+def test_prefill_is_waited_for_as_long_as_it_computes_and_hands_over() -> None:
+    """Its queue, and of the prompt what it lacks: an answer that decode alone holds is among it."""
+    handover = int(HANDOVER_S * PREFILL.tokens_per_s)
     queued = replace(PREFILL, queue_tokens=500.0)
     for lacking in (1, 20, 300):
-        assert threshold(lacking=lacking) == int((lacking + handover) / 2)
-        assert threshold(queued, lacking=lacking) == int((500 + lacking + handover) / 2)
+        assert wait_len(lacking=lacking) >= lacking + handover
+        assert wait_len(queued, lacking=lacking) == 500 + wait_len(lacking=lacking)
 
 
-def test_rows_that_would_wait_beside_it_count() -> None:
-    found = [threshold(replace(PREFILL, queue_tokens=2000.0), num_rows=rows) for rows in (0.0, 1.0, 8.0, 64.0)]
-    assert found == sorted(found, reverse=True)
-    assert found[3] < found[0] / 20
+def test_slow_wires_count() -> None:
+    slow = replace(PRICES, transfer_bytes_per_s=PRICES.transfer_bytes_per_s / 1000)
+    assert wait_len(prices=slow) > wait_len()
 
 
-def test_an_answer_that_decode_alone_holds_is_no_matter_of_prefill() -> None:
-    """A turn of 40 tokens behind an answer of 400: prefill would compute both."""
-    assert threshold(lacking=40 + 400) >= 40
-    assert threshold(lacking=40) < 40
-
-
-def test_a_worker_that_computes_anyway_is_told_nothing() -> None:
+def test_a_worker_that_computes_anyway_is_not_waited_for() -> None:
     alone = replace(PREFILL, worker=DECODE.worker, queue_tokens=500.0)
-    assert local_len(pair_of(alone), PROMPT) == 0
+    assert prefill_wait_len(PROMPT, pair_of(alone), PRICES) == 0

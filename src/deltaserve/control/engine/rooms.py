@@ -7,6 +7,7 @@ import msgspec
 
 from deltaserve.control.engine.audience import NOBODY, Audience, StreamedRoom
 from deltaserve.control.engine.ended import EndedAnswer, EndedRooms, Former, ToldOutput
+from deltaserve.control.engine.near import Weighing
 from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.status import DECODE_TABLE, DecodeEvent, DecodeState, PrefillState
 from deltaserve.control.engine.turn import EngineTurn
@@ -109,6 +110,8 @@ class DecodeRoom:
     """When it began to wait for another request's transfer of the same pages; None: it does not."""
     finish_len: int | None = None
     """The front found a stop string: output tokens to keep, once the step in flight is committed."""
+    weighing: Weighing | None = None
+    """Where its prompt was to be computed, and why; None: that was no question."""
     decode_cached_len: int = 0
     prefill_cached_len: int = 0
     transferred_bytes: int = 0
@@ -162,6 +165,11 @@ class DecodeRoom:
         return prompt_logprobs_frames(self.room, first, values[known:])
 
     @property
+    def is_near(self) -> bool:
+        """Whether its prompt is to be computed here although prefill could."""
+        return self.weighing is not None and self.weighing.is_near and not self.has_output
+
+    @property
     def has_output(self) -> bool:
         return self.request.output_len > 0
 
@@ -176,6 +184,8 @@ class DecodeRoom:
             decode_cached_len=min(self.decode_cached_len, self.request.prompt_len),
             prefill_cached_len=min(self.prefill_cached_len, self.request.prompt_len),
             num_retractions=self.request.num_retractions,
+            local_wait_len=0 if self.weighing is None else self.weighing.local_wait_len,
+            prefill_wait_len=0 if self.weighing is None else self.weighing.prefill_wait_len,
             transferred_bytes=self.transferred_bytes,
             transferred_state_bytes=self.transferred_state_bytes,
             num_rounds=self.request.guesses.num_rounds,

@@ -11,6 +11,7 @@ from deltaserve.control.engine.back_writer import BackWriter
 from deltaserve.control.engine.checks import STEP_FAILURES, Refusal, refuse_submit
 from deltaserve.control.engine.ended import EndedAnswer
 from deltaserve.control.engine.intake import Arrived, AttemptFailed, Intake, Outcome
+from deltaserve.control.engine.near import Weighing
 from deltaserve.control.engine.parts import Parts
 from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.rooms import DecodeRoom, RoomBook, ToFronts
@@ -228,7 +229,8 @@ class Serving:
             self._outbox.refused(front, submit, *refusal, turn)
             return
         room = self.rooms.open(front, submit, turn.now)
-        if submit.prefill is None or self._is_near(room):
+        room.weighing = self._weigh(room)
+        if submit.prefill is None or (room.weighing is not None and room.weighing.is_near):
             self._num_near += submit.prefill is not None
             self._compute_here(room)
         else:
@@ -261,14 +263,20 @@ class Serving:
         self._outbox.repeat(told, submit, turn)
         return True
 
-    def _is_near(self, room: DecodeRoom) -> bool:
-        """Whether so little of the prompt is missing that computing it here is quicker, by the front's estimate."""
-        request = room.request
-        near = min(room.submit.local_len, self.config.options.sched.near_len)
-        if near == 0 or request.cache is CacheUse.BYPASS or request.sampling.prompt_logprobs is not None:
-            return False
+    def _weigh(self, room: DecodeRoom) -> Weighing | None:
+        """What speaks for computing a prompt here; None: nobody asks, or prefill has to compute it."""
+        request, wait_len = room.request, room.submit.prefill_wait_len
+        if wait_len <= 0 or request.cache is CacheUse.BYPASS or request.sampling.prompt_logprobs is not None:
+            return None
         match = self.parts.cache.match(request.namespace, request.tokens, request.keys, request.num_tokens - 1)
-        return request.num_tokens - match.num_tokens <= near
+        others = [other for other in self.rooms if other is not room]
+        return Weighing(
+            missing_len=request.num_tokens - match.num_tokens,
+            backlog_len=sum(other.weighing.missing_len for other in others if other.weighing and other.is_near),
+            num_rows=sum(other.has_output and other.state is DecodeState.RUNNING for other in others),
+            prefill_wait_len=wait_len,
+            most_len=self.config.options.sched.near_len,
+        )
 
     def _refusal(self, submit: Submit, is_draining: bool) -> Refusal | None:
         if is_draining:

@@ -13,8 +13,6 @@ from deltaserve.control.front.load import DecodeLoad, PrefillLoad
 
 HANDOVER_S = 0.004
 """What a hand-over adds to the first token of a cached prompt (docs/performance.md)."""
-_PACE_BESIDE_ROWS = 2.0
-"""Time of a token that is computed beside decode rows over that of one of prefill's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +89,16 @@ def compute_times(prompt_len: int, side: Computing) -> tuple[float, float]:
     return side.load.queue_tokens / rate, max(1, prompt_len - side.hit) / rate
 
 
-def local_len(pair: Candidate, prompt_len: int) -> int:
-    """Missing tokens up to which everybody together waits less when decode computes them itself.
-
-    Through prefill the request waits for its queue, for what prefill lacks, answers that decode alone holds among it,
-    and for the hand-over. Beside decode rows an extend is taken to run at half prefill's pace, because a step there has
-    both; and each row that decodes there waits as long as the extend takes. Dynamo decides by a fixed length instead
-    (its conditional disaggregation).
+def prefill_wait_len(prompt_len: int, pair: Candidate, prices: Prices) -> int:
+    """What prefill would compute until a prompt is handed over, in tokens of its pace: its queue, what it lacks,
+    answers that decode alone holds among it, and the time that handing over takes. 0: one worker does both.
     """
     if pair.is_unified:
         return 0
-    load, rows = pair.computing.load, pair.keeping.load.num_rooms
+    load = pair.computing.load
     lacking = max(1, prompt_len - pair.computing.hit)
-    by_prefill = load.queue_tokens + lacking + HANDOVER_S * load.tokens_per_s
-    return int(by_prefill / (_PACE_BESIDE_ROWS + rows))
+    wire_s, _ = keep_times(prompt_len, pair.keeping, prices)
+    return max(1, int(load.queue_tokens + lacking + (HANDOVER_S + wire_s) * load.tokens_per_s))
 
 
 def keep_times(prompt_len: int, side: Keeping, prices: Prices) -> tuple[float, float]:

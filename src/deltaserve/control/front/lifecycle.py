@@ -475,5 +475,5 @@ def _submit(live: LiveRoom, decode: Worker, prefill: PeerAddress | None, now: fl
         prefill=prefill,
         remaining_ms=max(1, math.ceil(1000 * (live.deadline - now))),
         cache=generation.cache,
-        local_len=live.placement.local_len,
+        prefill_wait_len=live.placement.prefill_wait_len,
     )

@@ -70,8 +70,8 @@ class Placement:
     """Tokens of the prompt for which decode needs new memory."""
     output_tokens: int
     """Output tokens that are expected."""
-    local_len: int = 0
-    """Missing tokens up to which decode is to compute the prompt itself."""
+    prefill_wait_len: int = 0
+    """What prefill would compute until it is through with the prompt, in tokens; 0: decode is not to ask itself."""
 
     @property
     def computing(self) -> PeerName:

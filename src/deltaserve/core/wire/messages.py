@@ -143,8 +143,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
     """Worker to offer the prompt to; None: compute the prompt here."""
     remaining_ms: int
     cache: CacheUse = CacheUse.NORMAL
-    local_len: int = 0
-    """Decode computes the prompt itself when at most so many tokens of it are not in its cache."""
+    prefill_wait_len: int = 0
+    """What prefill would compute until this prompt is handed over, in tokens: decode computes the prompt itself where
+    that takes less (engine/near.py). 0: it does not ask."""
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -328,6 +329,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     transferred_bytes: int = 0
     transferred_state_bytes: int = 0
     """Bytes among `transferred_bytes` that were recurrent states."""
+    local_wait_len: int = 0
+    """What all requests of decode would wait for this prompt, in tokens of prefill's pace: it was computed there where
+    that is no more than `prefill_wait_len`. Both 0: that was no question."""
+    prefill_wait_len: int = 0
     num_rounds: int = 0
     """Steps in which guesses at its next tokens were verified."""
     num_drafts: int = 0

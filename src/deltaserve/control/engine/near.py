@@ -1,0 +1,40 @@
+"""Where a prompt is computed: on prefill, or on decode itself. The one rule, and all that goes into it."""
+
+from dataclasses import dataclass
+
+_PACE_BESIDE_OTHERS = 2.0
+"""Time of a token that is computed beside other work of decode, over that of one of prefill's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """Both ways of one prompt, in tokens of prefill's pace.
+
+    By prefill it waits for the queue there, for what prefill lacks of it, and for the hand-over. On decode it waits for
+    the prompts that are computed there already, and every row that draws tokens waits as long as the prompt takes: what
+    they lose counts like what it loses itself, so the sum over all requests decides. Dynamo decides by a fixed length
+    instead (its conditional disaggregation).
+    """
+
+    missing_len: int
+    """Tokens of the prompt that decode has no KV of."""
+    backlog_len: int
+    """Tokens of other prompts that decode has still to compute."""
+    num_rows: int
+    """Rows of decode that draw tokens meanwhile."""
+    prefill_wait_len: int
+    """What prefill computes, or could, until the prompt would be handed over. 0: prefill computes it in any case."""
+    most_len: int
+    """Decode computes no more of one prompt itself (--decode-extend-tokens)."""
+
+    @property
+    def local_wait_len(self) -> int:
+        """What all requests of decode together wait where it computes the prompt."""
+        is_alone = not self.num_rows and not self.backlog_len
+        pace = 1.0 if is_alone else _PACE_BESIDE_OTHERS
+        return int((self.backlog_len + self.missing_len) * (pace + self.num_rows))
+
+    @property
+    def is_near(self) -> bool:
+        """Whether decode is to compute the prompt."""
+        return self.missing_len <= self.most_len and self.local_wait_len <= self.prefill_wait_len

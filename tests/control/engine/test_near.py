@@ -1,0 +1,37 @@
+"""Where a prompt is computed."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltaserve.control.engine.near import Weighing
+
+counts = st.integers(0, 1 << 20)
+IDLE = Weighing(missing_len=100, backlog_len=0, num_rows=0, prefill_wait_len=100, most_len=256)
+
+
+def test_alone_decode_computes_what_prefill_would_compute() -> None:
+    assert IDLE.is_near
+    assert not replace(IDLE, prefill_wait_len=99).is_near
+
+
+def test_beside_rows_and_other_prompts_it_takes_longer() -> None:
+    assert not replace(IDLE, num_rows=1).is_near
+    assert replace(IDLE, num_rows=1, prefill_wait_len=300).is_near
+    assert not replace(IDLE, backlog_len=1, prefill_wait_len=150).is_near
+
+
+def test_a_long_prompt_is_prefills_however_long_its_queue_is() -> None:
+    assert not replace(IDLE, missing_len=257, prefill_wait_len=1 << 20).is_near
+
+
+@given(counts, counts, st.integers(0, 512), counts, counts)
+def test_more_to_do_here_never_draws_a_prompt_here(
+    missing: int, backlog: int, rows: int, prefill: int, most: int
+) -> None:
+    """Nor does more to do there drive it away."""
+    weighing = Weighing(missing, backlog, rows, prefill, most)
+    for more in ({"missing_len": missing + 1}, {"backlog_len": backlog + 1}, {"num_rows": rows + 1}):
+        assert weighing.is_near or not replace(weighing, **more).is_near
+    assert replace(weighing, prefill_wait_len=prefill + 1).is_near or not weighing.is_near
