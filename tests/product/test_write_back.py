@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deltaserve.core.layout.dtype import DType
 from deltaserve.control.transfer.staging import StagingMode
+from deltaserve.core.layout.dtype import DType
 from tests.compute.executor.world import random_tokens
 from tests.product.in_process import DECODE, PREFILL, Pages, Product, Setup
 

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from deltaserve.control.front.estimate import HANDOVER_S, Candidate, Computing, Keeping, Prices, estimate, prefill_wait_len
+from deltaserve.control.front.estimate import (
+    HANDOVER_S,
+    Candidate,
+    Computing,
+    Keeping,
+    Prices,
+    estimate,
+    prefill_wait_len,
+)
 from deltaserve.control.front.load import DecodeLoad, PrefillLoad
 from deltaserve.core.ids import PeerName
 

@@ -19,7 +19,7 @@ from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.sched.needs import Needs
 from deltaserve.control.sched.queue import TryOutcome
 from deltaserve.control.sched.request import Origin, Request
-from deltaserve.control.transfer.commands import Landed, PagesVerified, TicketId
+from deltaserve.control.transfer.commands import Landed, PagesVerified
 from deltaserve.control.transfer.receiver import Heard, Receiver, Ticket
 from deltaserve.core.errors import FailReason, ProtocolError
 from deltaserve.core.ids import PeerName

@@ -27,12 +27,11 @@ from deltaserve.control.transfer.commands import (
     Landed,
     PagesVerified,
     PeerFenced,
-    TicketId,
     TransferReport,
 )
-from deltaserve.control.transfer.receiver import Heard, Receiver
+from deltaserve.control.transfer.receiver import Receiver
 from deltaserve.core.errors import FailReason
-from deltaserve.core.ids import Attempt, Boot, PeerName, Room, TicketSeq
+from deltaserve.core.ids import Attempt, PeerName, Room
 from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.core.tokens import TOKEN_BYTES, unpack_u32
 from deltaserve.core.wire.first_token import FirstToken
@@ -462,9 +461,13 @@ class Serving:
     # ------------------------------------------------------------ views
 
     def metrics(self) -> dict[str, float]:
-        return self.intake.metrics() | self.back.metrics() | {
-            "deltaserve_late_dones_total": self.receiver.late_dones,
-            "deltaserve_conditional_prefills_total": self._num_near,
-            "deltaserve_unsent_draft_tokens_total": self._num_unsent_drafts,
-            "deltaserve_draining_bytes": sum(t.bytes_outstanding for t in self.receiver.quarantined()),
-        }
+        return (
+            self.intake.metrics()
+            | self.back.metrics()
+            | {
+                "deltaserve_late_dones_total": self.receiver.late_dones,
+                "deltaserve_conditional_prefills_total": self._num_near,
+                "deltaserve_unsent_draft_tokens_total": self._num_unsent_drafts,
+                "deltaserve_draining_bytes": sum(t.bytes_outstanding for t in self.receiver.quarantined()),
+            }
+        )

@@ -1,0 +1,187 @@
+"""Answers return to prefill: tickets with the roles exchanged, and whatever happens to one of the two meanwhile."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from deltaserve.control.cache.pages import PageState
+from deltaserve.core.ids import PeerName
+from deltaserve.core.tokens import pack_u32
+from deltaserve.core.transport import Evidence
+from deltaserve.core.wire.messages import CacheUse, Drained, Envelope, Failed, Grant, Revoke, WriteBack
+from deltaserve.sim.cluster import Shape
+from deltaserve.sim.loopback import Fabric, Fate, Part, Posted
+from tests.control.engine.duo import DECODE, PREFILL, Duo, act, slow_fabric
+
+SHAPE = Shape(writes_back=True, prefill_pages=60, decode_pages=60)
+PAGE = SHAPE.page_size
+PROMPT = range(1, 2 * PAGE + 2)
+OUTPUT_LEN = 3 * PAGE
+
+
+def answered(duo: Duo) -> None:
+    """An answer is complete and prefill has been told of it, and of nothing before."""
+    asked = duo.ask(PROMPT, OUTPUT_LEN)
+    duo.until(lambda: bool(asked.answer.ends) and bool(duo.sent(WriteBack, DECODE)))
+
+
+def slow_answers(seconds: float = 2.0) -> Fabric:
+    """What decode writes takes its time."""
+
+    def fate(posted: Posted) -> Fate:
+        took = seconds if posted.src == DECODE else 0.001
+        return Fate(lands=(Part(took / 2, 1), Part(took)), notified_s=took, told_s=took)
+
+    return Fabric(policy=fate)
+
+
+def pages_there(duo: Duo, *states: PageState) -> int:
+    return sum(duo.worker(PREFILL).instance.parts.pools[0].count(state) for state in states)
+
+
+def test_prefill_has_what_decode_has() -> None:
+    duo = Duo(SHAPE)
+    answered(duo)
+    duo.run(0.5)
+    duo.quiet()
+    whole = (len(PROMPT) + OUTPUT_LEN - 1) // PAGE
+    assert duo.cached_pages(PREFILL) == duo.cached_pages(DECODE) == whole
+    assert duo.metrics(PREFILL)["deltaserve_write_back_pages_total"] == whole - len(PROMPT) // PAGE
+    assert (
+        duo.metrics(PREFILL)["deltaserve_write_back_bytes_total"]
+        == duo.metrics(DECODE)["deltaserve_transfer_bytes_sent_total"]
+    )
+
+
+def test_where_it_is_off_nobody_tells() -> None:
+    duo = Duo(replace(SHAPE, writes_back=False))
+    duo.serve(PROMPT, OUTPUT_LEN)
+    duo.run(0.5)
+    assert not duo.sent(WriteBack, DECODE)
+
+
+def test_bypassing_answers_and_their_prompts_stay_out_of_both_trees() -> None:
+    duo = Duo(SHAPE)
+    duo.settle(duo.ask(PROMPT, OUTPUT_LEN, cache=CacheUse.BYPASS))
+    duo.run(0.5)
+    assert not duo.sent(WriteBack, DECODE)
+
+
+def test_a_lost_grant_is_repeated_and_a_repeated_one_changes_nothing() -> None:
+    grants: list[Grant] = []
+
+    def link(src: PeerName, dst: PeerName, envelope: Envelope) -> Sequence[float] | None:
+        if isinstance(envelope.body, Grant) and src == PREFILL:
+            grants.append(envelope.body)
+            return () if len(grants) == 1 else (0.0005, 0.001, 0.3)
+        return None
+
+    duo = Duo(SHAPE, link=link)
+    answered(duo)
+    duo.until(lambda: duo.metrics(PREFILL)["deltaserve_write_back_pages_total"] > 0)
+    duo.run(0.5)
+    duo.quiet()
+    assert len(grants) == 2
+    assert duo.metrics(DECODE)["deltaserve_write_backs_sent_total"] == 1
+
+
+def test_what_was_evicted_meanwhile_is_not_sent() -> None:
+    """Decode holds nothing for an answer: a grant that finds it gone is told so, and prefill has its pages back."""
+
+    def link(src: PeerName, dst: PeerName, envelope: Envelope) -> Sequence[float] | None:
+        return (0.2,) if isinstance(envelope.body, Grant) and src == PREFILL else None
+
+    duo = Duo(SHAPE, link=link)
+    answered(duo)
+    duo.flush(DECODE)
+    duo.until(lambda: any(f.message == "these pages are not here any more" for f in duo.sent(Failed, DECODE)))
+    duo.quiet()
+    assert duo.cached_pages(PREFILL) == len(PROMPT) // PAGE
+
+
+def test_what_arrives_behind_an_evicted_prefix_is_freed() -> None:
+    duo = Duo(SHAPE, fabric=slow_answers())
+    answered(duo)
+    duo.until(lambda: pages_there(duo, PageState.GRANTED) > 0)
+    duo.flush(PREFILL)
+    duo.quiet()
+    assert duo.cached_pages(PREFILL) == 0
+
+
+def test_what_was_computed_meanwhile_is_kept_once() -> None:
+    duo = Duo(SHAPE, fabric=slow_answers())
+    asked = duo.ask(PROMPT, OUTPUT_LEN)
+    duo.until(lambda: bool(asked.answer.ends) and pages_there(duo, PageState.GRANTED) > 0)
+    duo.flush(DECODE)
+    again = duo.ask([*PROMPT, *asked.answer.tokens], 2)
+    duo.settle(again)
+    assert duo.cached_pages(PREFILL) == (len(PROMPT) + OUTPUT_LEN) // PAGE
+
+
+@pytest.mark.parametrize("gone", [DECODE, PREFILL])
+def test_the_link_ends_while_pages_are_on_their_way(gone: PeerName) -> None:
+    """The ticket ends with it on both sides, and the two work together again."""
+    duo = Duo(SHAPE, fabric=slow_answers())
+    answered(duo)
+    duo.until(lambda: pages_there(duo, PageState.GRANTED) > 0)
+    other = PREFILL if gone == DECODE else DECODE
+    act(duo.worker(gone), lambda turn: duo.worker(gone).instance._lose(other, turn))
+    duo.quiet(limit_s=20.0)
+    duo.serve(PROMPT, 3)
+
+
+def test_a_stopped_writer_is_waited_for_no_longer_than_ten_seconds() -> None:
+    def link(src: PeerName, dst: PeerName, envelope: Envelope) -> Sequence[float] | None:
+        return () if isinstance(envelope.body, Grant) and src == PREFILL else None
+
+    duo = Duo(SHAPE, link=link)
+    answered(duo)
+    duo.until(lambda: bool(duo.sent(Revoke, PREFILL)), limit_s=15.0)
+    duo.quiet()
+    assert duo.sent(Drained, DECODE)
+
+
+def test_pages_that_somebody_waits_for_are_withdrawn_after_a_second() -> None:
+    """The pool holds one prompt beside the answer that is on its way: the second one needs its pages."""
+    shape = replace(SHAPE, prefill_pages=16, context_len=15 * PAGE)
+    duo = Duo(shape, fabric=slow_answers(8.0))
+    answered(duo)
+    duo.until(lambda: pages_there(duo, PageState.GRANTED) > 0)
+    began = duo.world.now
+    asked = duo.ask(range(50, 50 + 14 * PAGE), 2)
+    duo.until(lambda: bool(duo.sent(Revoke, PREFILL)), limit_s=15.0)
+    assert duo.world.now - began < 5.0
+    duo.until(lambda: bool(asked.answer.ends), limit_s=60.0)
+    assert asked.answer.error is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens": b""},
+        {"tokens": b"abc"},
+        {"tokens": pack_u32([1] * (PAGE + 1))},
+        {"tokens": pack_u32([1 << 30] * PAGE)},
+        {"tokens": pack_u32([1] * PAGE * 1000)},
+    ],
+    ids=["none", "no list", "no whole pages", "no tokens", "too many"],
+)
+def test_what_cannot_be_an_answer_is_not_asked_for(changes: dict[str, bytes]) -> None:
+    duo = Duo(SHAPE)
+    told = WriteBack(room=b"r" * 16, attempt=1, tokens=pack_u32([1] * PAGE), namespace="")
+    duo.inject(PREFILL, DECODE, told)
+    duo.run(0.1)
+    assert len(duo.sent(Grant, PREFILL)) == 1, "this one could be"
+    duo.inject(PREFILL, DECODE, WriteBack(**{"room": b"s" * 16, "attempt": 1, "namespace": "", **changes}))  # type: ignore[arg-type]
+    duo.run(0.1)
+    assert len(duo.sent(Grant, PREFILL)) == 1
+    duo.quiet()
+
+
+def test_without_proof_pages_enter_the_tree_when_they_are_verified() -> None:
+    duo = Duo(replace(SHAPE, evidence=Evidence.CONTENTS, verify_checksums=True), fabric=slow_fabric())
+    answered(duo)
+    duo.run(0.5)
+    duo.quiet(limit_s=20.0)
+    assert duo.cached_pages(PREFILL) == (len(PROMPT) + OUTPUT_LEN - 1) // PAGE
