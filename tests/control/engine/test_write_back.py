@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from deltaserve.control.cache.pages import PageState
+from deltaserve.control.transfer.tables import ReceiverState
 from deltaserve.core.ids import PeerName
 from deltaserve.core.tokens import pack_u32
-from deltaserve.core.transport import Evidence
+from deltaserve.core.transport import Evidence, WriteState
 from deltaserve.core.wire.messages import CacheUse, Drained, Envelope, Failed, Grant, Revoke, WriteBack
 from deltaserve.sim.cluster import Shape
 from deltaserve.sim.loopback import Fabric, Fate, Part, Posted
@@ -36,6 +37,13 @@ def slow_answers(seconds: float = 2.0) -> Fabric:
     return Fabric(policy=fate)
 
 
+def num_open(duo: Duo, name: PeerName) -> int:
+    """Tickets of either kind that a worker has not ended."""
+    instance = duo.worker(name).instance
+    asked = [ticket for ticket in instance.serving.receiver if not ticket.is_revoked]
+    return len(asked) + sum(ticket.is_open for ticket in instance.outflow.sender)
+
+
 def pages_there(duo: Duo, *states: PageState) -> int:
     return sum(duo.worker(PREFILL).instance.parts.pools[0].count(state) for state in states)
 
@@ -52,6 +60,17 @@ def test_prefill_has_what_decode_has() -> None:
         duo.metrics(PREFILL)["deltaserve_write_back_bytes_total"]
         == duo.metrics(DECODE)["deltaserve_transfer_bytes_sent_total"]
     )
+
+
+def test_prefill_computes_the_next_turn_from_it() -> None:
+    """With pages of another size the delta begins inside one of decode's."""
+    duo = Duo(replace(SHAPE, decode_page_size=6))
+    asked = duo.serve(PROMPT, OUTPUT_LEN)
+    duo.run(0.5)
+    duo.flush(DECODE)
+    again = duo.serve([*PROMPT, *asked.answer.tokens, 5], 2)
+    whole = (len(PROMPT) + OUTPUT_LEN - 1) // 12 * 12
+    assert (again.usage.decode_cached_len, again.usage.prefill_cached_len) == (0, whole)
 
 
 def test_where_it_is_off_nobody_tells() -> None:
@@ -86,7 +105,8 @@ def test_a_lost_grant_is_repeated_and_a_repeated_one_changes_nothing() -> None:
     assert duo.metrics(DECODE)["deltaserve_write_backs_sent_total"] == 1
 
 
-def test_what_was_evicted_meanwhile_is_not_sent() -> None:
+@pytest.mark.parametrize("num_evicted", [1, 5], ids=["its end", "all of it"])
+def test_what_was_evicted_meanwhile_is_not_sent(num_evicted: int) -> None:
     """Decode holds nothing for an answer: a grant that finds it gone is told so, and prefill has its pages back."""
 
     def link(src: PeerName, dst: PeerName, envelope: Envelope) -> Sequence[float] | None:
@@ -94,7 +114,7 @@ def test_what_was_evicted_meanwhile_is_not_sent() -> None:
 
     duo = Duo(SHAPE, link=link)
     answered(duo)
-    duo.flush(DECODE)
+    duo.decode.parts.cache.evict([num_evicted])
     duo.until(lambda: any(f.message == "these pages are not here any more" for f in duo.sent(Failed, DECODE)))
     duo.quiet()
     assert duo.cached_pages(PREFILL) == len(PROMPT) // PAGE
@@ -124,9 +144,10 @@ def test_the_link_ends_while_pages_are_on_their_way(gone: PeerName) -> None:
     """The ticket ends with it on both sides, and the two work together again."""
     duo = Duo(SHAPE, fabric=slow_answers())
     answered(duo)
-    duo.until(lambda: pages_there(duo, PageState.GRANTED) > 0)
+    duo.until(lambda: num_open(duo, PREFILL) == num_open(duo, DECODE) == 1)
     other = PREFILL if gone == DECODE else DECODE
     act(duo.worker(gone), lambda turn: duo.worker(gone).instance._lose(other, turn))
+    assert num_open(duo, gone) == 0
     duo.quiet(limit_s=20.0)
     duo.serve(PROMPT, 3)
 
@@ -149,7 +170,7 @@ def test_pages_that_somebody_waits_for_are_withdrawn_after_a_second() -> None:
     answered(duo)
     duo.until(lambda: pages_there(duo, PageState.GRANTED) > 0)
     began = duo.world.now
-    asked = duo.ask(range(50, 50 + 14 * PAGE), 2)
+    asked = duo.ask([9, *range(1, 14 * PAGE)], 2)
     duo.until(lambda: bool(duo.sent(Revoke, PREFILL)), limit_s=15.0)
     assert duo.world.now - began < 5.0
     duo.until(lambda: bool(asked.answer.ends), limit_s=60.0)
@@ -179,9 +200,33 @@ def test_what_cannot_be_an_answer_is_not_asked_for(changes: dict[str, bytes]) ->
     duo.quiet()
 
 
+def test_a_failed_write_of_an_answer_ends_both_directions() -> None:
+    """Between two workers there is one endpoint: what prefill writes meanwhile is tried again."""
+    of_prefill: list[Fate] = [Fate()]
+
+    def fate(posted: Posted) -> Fate:
+        return (
+            Fate(lands=(), notified_s=None, told_s=1.0, told=WriteState.ERROR)
+            if posted.src == DECODE
+            else of_prefill[-1]
+        )
+
+    duo = Duo(SHAPE, fabric=Fabric(policy=fate))
+    answered(duo)
+    of_prefill.append(Fate(lands=(Part(3.0),), notified_s=3.0, told_s=3.0))
+    asked = duo.ask([9, *PROMPT], 2)
+    duo.until(lambda: num_open(duo, DECODE) == 2)
+    duo.until(lambda: not duo.worker(DECODE).instance.links.is_ready(PREFILL))
+    assert num_open(duo, DECODE) == 0
+    of_prefill.append(Fate())
+    duo.settle(asked)
+
+
 def test_without_proof_pages_enter_the_tree_when_they_are_verified() -> None:
     duo = Duo(replace(SHAPE, evidence=Evidence.CONTENTS, verify_checksums=True), fabric=slow_fabric())
     answered(duo)
-    duo.run(0.5)
+    receiver = duo.worker(PREFILL).instance.serving.receiver
+    duo.until(lambda: any(ticket.state is ReceiverState.LANDED for ticket in receiver))
+    assert duo.cached_pages(PREFILL) == len(PROMPT) // PAGE, "announced, and not compared yet"
     duo.quiet(limit_s=20.0)
     assert duo.cached_pages(PREFILL) == (len(PROMPT) + OUTPUT_LEN - 1) // PAGE
