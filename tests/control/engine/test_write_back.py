@@ -73,6 +73,18 @@ def test_prefill_computes_the_next_turn_from_it() -> None:
     assert (again.usage.decode_cached_len, again.usage.prefill_cached_len) == (0, whole)
 
 
+def test_an_answer_stays_in_its_namespace() -> None:
+    duo = Duo(SHAPE)
+    asked = duo.serve(PROMPT, OUTPUT_LEN, namespace="alice")
+    duo.run(0.5)
+    duo.flush(DECODE)
+    turn = [*PROMPT, *asked.answer.tokens, 5]
+    assert duo.serve(turn, 2, namespace="bob").usage.prefill_cached_len == 0
+    assert (
+        duo.serve(turn, 2, namespace="alice").usage.prefill_cached_len == (len(PROMPT) + OUTPUT_LEN - 1) // PAGE * PAGE
+    )
+
+
 def test_where_it_is_off_nobody_tells() -> None:
     duo = Duo(replace(SHAPE, writes_back=False))
     duo.serve(PROMPT, OUTPUT_LEN)
