@@ -73,20 +73,21 @@ _TABLE = "deltaserve.control.peer.table"
 _CODEC = "deltaserve.core.wire.codec"
 _LOOPBACK = "deltaserve.sim.loopback"
 
+_BACK = "control/engine/test_write_back.py::"
 FOUND_BY_TESTS = {
     "parked_for_ever": "control/engine/test_endings.py::"
     "test_a_prompt_that_waits_for_a_grant_is_asked_about_where_its_cancel_was_lost",
     "revoked_grant_opens": "control/engine/test_protocol.py::"
     "test_prefill_ends_a_room_whose_ticket_was_closed_before_it_came",
-    "answer_unverified": "control/engine/test_write_back.py::test_without_proof_pages_enter_the_tree_when_they_are_verified",
-    "grant_outlives_its_link": "control/engine/test_write_back.py::test_the_link_ends_while_pages_are_on_their_way",
-    "answer_outlives_its_link": "control/engine/test_write_back.py::test_the_link_ends_while_pages_are_on_their_way",
-    "evicted_answer_is_sent": "control/engine/test_write_back.py::test_what_was_evicted_meanwhile_is_not_sent",
-    "fenced_by_its_answer_alone": "control/engine/test_write_back.py::test_a_failed_write_of_an_answer_ends_both_directions",
-    "answer_awaited_for_ever": "control/engine/test_write_back.py::test_a_stopped_writer_is_waited_for_no_longer_than_ten_seconds",
-    "other_pages_of_the_answer": "control/engine/test_write_back.py::test_prefill_computes_the_next_turn_from_it",
-    "answer_behind_a_gap": "control/engine/test_write_back.py::test_what_arrives_behind_an_evicted_prefix_is_freed",
-    "answer_of_another_namespace": "control/engine/test_write_back.py::test_an_answer_stays_in_its_namespace",
+    "answer_unverified": _BACK + "test_without_proof_pages_enter_the_tree_when_they_are_verified",
+    "grant_outlives_its_link": _BACK + "test_the_link_ends_while_pages_are_on_their_way",
+    "answer_outlives_its_link": _BACK + "test_the_link_ends_while_pages_are_on_their_way",
+    "evicted_answer_is_sent": _BACK + "test_what_was_evicted_meanwhile_is_not_sent",
+    "fenced_by_its_answer_alone": _BACK + "test_a_failed_write_of_an_answer_ends_both_directions",
+    "answer_awaited_for_ever": _BACK + "test_a_stopped_writer_is_waited_for_no_longer_than_ten_seconds",
+    "other_pages_of_the_answer": _BACK + "test_prefill_computes_the_next_turn_from_it",
+    "answer_behind_a_gap": _BACK + "test_what_arrives_behind_an_evicted_prefix_is_freed",
+    "answer_of_another_namespace": _BACK + "test_an_answer_stays_in_its_namespace",
 }
 """Mutant |-> the test that finds it: drawn runs find it too seldom for CI, or never."""
 
