@@ -83,6 +83,7 @@ EXAMPLES: dict[str, str] = {
     "disaggregation-bootstrap-port": "9000",
     "drain-timeout-s": "2",
     "conditional-prefill": "auto",
+    "write-back": "off",
     "verify": "crc",
     "host": "localhost",
     "port": "8080",
