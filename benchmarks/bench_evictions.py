@@ -7,7 +7,8 @@ conversation traces of its paper). Without one a trace is drawn: sessions of ten
 turn longer by its answer and a tool's result, with pauses in between, and as many requests again that never come back.
 A block is a page here, and each request matches, computes the rest and gives its pages back before the next one comes,
 so the figures are those of the policy alone. A pool holds a part of all distinct blocks of the trace. `all`: nothing is
-ever evicted.
+ever evicted. The columns after the policies say what knowing the future would add (benchmarks/foresight.py): no policy
+there is has it.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.foresight import Knowledge, known_share
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.eviction import KvEviction
 from deltaserve.control.cache.prefix_cache import PrefixCache
@@ -100,12 +102,14 @@ def main() -> None:
     num_blocks = len({block for prompt in prompts for block in prompt})
     most = hit_share(prompts, sum(map(len, prompts)), KvEviction.LRU)
     table = Table(title=f"{len(prompts):,} requests, {num_blocks:,} distinct blocks; all: {most:.1%} are hits")
-    for name in ("pool", *(policy.value for policy in KvEviction)):
+    known = (Knowledge.AGENTS, Knowledge.ALL, Knowledge.BEST)
+    for name in ("pool", *(policy.value for policy in KvEviction), *(knowledge.value for knowledge in known)):
         table.add_column(name, justify="right")
     figures: dict[str, dict[str, float]] = {}
     for share in SHARES:
         num_pages = int(share * num_blocks)
         row = {policy.value: hit_share(prompts, num_pages, policy) for policy in KvEviction}
+        row |= {knowledge.value: known_share(prompts, num_pages, knowledge) for knowledge in known}
         figures[f"{share:g}"] = row
         table.add_row(f"{share:.0%}", *(f"{hits:.1%}" for hits in row.values()))
     Console().print(table)

@@ -1,0 +1,45 @@
+"""benchmarks/foresight.py against the tree, and against what knowing the future must be worth."""
+
+import random
+
+import pytest
+
+from benchmarks.bench_evictions import Prompt, hit_share
+from benchmarks.foresight import Future, Knowledge, known_share
+from deltaserve.control.cache.eviction import KvEviction
+
+
+def conversations(seed: int) -> list[Prompt]:
+    """Eight of five turns behind two system prompts, and as many prompts that never come again."""
+    draw, blocks = random.Random(seed), iter(range(1 << 20))
+    prompts = [tuple(next(blocks) for _ in range(4)) for _ in range(2)] * 4
+    trace: list[Prompt] = []
+    for turn in draw.sample([*range(8)] * 5, 40):
+        prompts[turn] += tuple(next(blocks) for _ in range(draw.randint(1, 4)))
+        trace += [prompts[turn], tuple(next(blocks) for _ in range(draw.randint(2, 12)))]
+    return trace
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_blocks_that_know_nothing_hit_as_the_tree_does(seed: int) -> None:
+    trace = conversations(seed)
+    for num_pages in (40, 80, 160):
+        tree = hit_share(trace, num_pages, KvEviction.LRU)
+        assert known_share(trace, num_pages, Knowledge.LRU) == pytest.approx(tree, abs=0.02)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_hint_hits_more_than_the_whole_future(seed: int) -> None:
+    trace = conversations(seed)
+    for num_pages in (40, 80, 160):
+        best = known_share(trace, num_pages, Knowledge.BEST)
+        for knowledge in (Knowledge.LRU, Knowledge.AGENTS, Knowledge.ALL):
+            assert known_share(trace, num_pages, knowledge) <= best
+
+
+def test_turns_are_told_by_what_a_prompt_begins_with() -> None:
+    future = Future([(1, 2), (9,), (1, 2, 3), (1, 4), (1, 2, 3, 5)])
+    assert future.talks == [0, 1, 0, 3, 0]
+    assert future.has_turns == {0}
+    assert future.next_turn[0] == 2
+    assert future.next_turn[2] == 4
