@@ -631,6 +631,7 @@ class DisaggregationSettings(Group):
         "auto: the pages of an answer that only decode has go back to prefill, where it has memory to spare, so that "
         "the next turn finds both caches warm; not for windowed or recurrent layers, draft heads, or unequal KV dtypes",
         commands=COMPUTING,
+        use="rare",
     )
     drain_timeout_s: Seconds = option(
         2.0,
