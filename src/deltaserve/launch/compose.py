@@ -448,7 +448,7 @@ def worker_spec(
             sched=_sched_options(role, settings, resolved),
             max_queued_requests=scheduling.max_queued_requests * 8,
             kv_eviction=settings.memory.radix_eviction_policy,
-            writes_back=settings.disaggregation.write_back == "auto",
+            writes_back=settings.disaggregation.write_back == "on",
             state_eviction=settings.memory.state_eviction,
             verify_checksums=disaggregation.verify == "crc" or evidence is Evidence.CONTENTS,
             drain_timeout_s=disaggregation.drain_timeout_s,

@@ -148,7 +148,7 @@ class GuardedProtocol(H11Protocol):
                     is_waited_for = message["status"] != REQUEST_TIMEOUT
                 elif is_waited_for and self._has_rest(message):
                     await send({**message, "more_body": True})
-                    await self._drop_rest(receive)
+                    await drop_rest(receive, self._limits)
                     message = {"type": "http.response.body"}
                 await send(message)
 
@@ -362,13 +362,6 @@ class GuardedProtocol(H11Protocol):
         """Whether this ends an answer while the body of its request is still on the way."""
         return not message.get("more_body", False) and self.conn.their_state is h11.SEND_BODY
 
-    async def _drop_rest(self, receive: Receive) -> None:
-        """Read a body nobody wants for a while: closing the connection now would be a reset, which loses the answer."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._limits.linger_s):
-                while (await asyncio.wait_for(receive(), self._limits.linger_silent_s)).get("more_body", False):
-                    pass
-
     def _refuse(self, error: ApiError) -> None:
         """Answer without the application, and close. What still comes in is dropped for a while: a reset would lose
         the answer."""
@@ -391,6 +384,19 @@ class GuardedProtocol(H11Protocol):
         for event in (head, h11.Data(data=bytes(reply.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         return True
+
+
+async def drop_rest(receive: Receive, limits: HttpLimits) -> None:
+    """Read a body nobody wants for a while: closing the connection now would be a reset, which loses the answer.
+
+    `asyncio.timeout` twice, as `asyncio.wait_for` of Python 3.11 loses a cancellation where a piece comes with it.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limits.linger_s):
+            has_more = True
+            while has_more:
+                async with asyncio.timeout(limits.linger_silent_s):
+                    has_more = (await receive()).get("more_body", False)
 
 
 def _is_event_stream(start: Message) -> bool:

@@ -626,9 +626,9 @@ class DisaggregationSettings(Group):
     conditional_prefill: Literal["off", "auto"] = option(
         "off", "auto: decode computes a short delta itself when that is sooner than by prefill", commands=ROUTING
     )
-    write_back: Literal["off", "auto"] = option(
-        "auto",
-        "auto: the pages of an answer that only decode has go back to prefill, where it has memory to spare, so that "
+    write_back: Literal["off", "on"] = option(
+        "on",
+        "on: the pages of an answer that only decode has go back to prefill, where it has memory to spare, so that "
         "the next turn finds both caches warm; not for windowed or recurrent layers, draft heads, or unequal KV dtypes",
         commands=COMPUTING,
         use="rare",
