@@ -164,6 +164,17 @@ def test_the_link_ends_while_pages_are_on_their_way(gone: PeerName) -> None:
     duo.serve(PROMPT, 3)
 
 
+def test_who_leaves_is_let_go_when_it_asks_about_nothing_more() -> None:
+    """Decode remembers how its writes ended until prefill says, with its next frame, that their tickets are over."""
+    duo = Duo(SHAPE)
+    answered(duo)
+    duo.until(lambda: duo.worker(DECODE).instance.outflow.sender.num_tombstones > 0)
+    assert not duo.decode.back.may_let_go(PREFILL)
+    duo.run(1.5)
+    assert duo.metrics(DECODE)["deltaserve_write_backs_sent_total"] == 1
+    assert duo.decode.back.may_let_go(PREFILL)
+
+
 def test_a_stopped_writer_is_waited_for_no_longer_than_ten_seconds() -> None:
     def link(src: PeerName, dst: PeerName, envelope: Envelope) -> Sequence[float] | None:
         return () if isinstance(envelope.body, Grant) and src == PREFILL else None

@@ -152,6 +152,12 @@ class BackWriter:
             del self._told[key]
         self._outflow.drop_peer(peer, turn)
 
+    def may_let_go(self, peer: PeerName) -> bool:
+        """Whether nothing is written to a peer, and it needs no answer any more about what was. It says so with its
+        next heartbeat; one that is not there is not waited for."""
+        sender = self._outflow.sender
+        return not sender.of_peer(peer) and not (sender.num_tombstones_of(peer) and self._links.is_ready(peer))
+
     def metrics(self) -> dict[str, float]:
         return {
             "deltaserve_write_backs_told_total": self._num_told,

@@ -100,8 +100,10 @@ class Serving:
     def hang_up_on_those_that_left(self, turn: EngineTurn) -> None:
         """Prefill workers that no front knows any more are dialled no more, once no room is of theirs."""
         for name in self.links.unnamed():
-            if not self.receiver.of_peer(name) and all(room.prefill != name for room in self.rooms):
+            is_idle = not self.receiver.of_peer(name) and all(room.prefill != name for room in self.rooms)
+            if is_idle and self.back.may_let_go(name):
                 self.links.let_go(name, turn)
+                self.back.drop_peer(name, turn)
 
     def _tick_room(self, room: DecodeRoom, deserted: set[PeerName], turn: EngineTurn) -> None:
         if turn.now >= room.request.deadline:

@@ -277,6 +277,9 @@ class Sender:
         for key in [key for key in self._pairs if key[0] not in known]:
             del self._pairs[key]
 
+    def num_tombstones_of(self, peer: PeerName) -> int:
+        return sum(len(pair.tombstones) for (name, _), pair in self._pairs.items() if name == peer)
+
     @property
     def num_tombstones(self) -> int:
         return sum(len(pair.tombstones) for pair in self._pairs.values())
