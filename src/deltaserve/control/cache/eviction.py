@@ -140,11 +140,9 @@ class SegmentedLruOrder(EvictionOrder):
         yield from self._protected.nodes
 
     def add(self, node: Node) -> None:
+        self.add_upper(node)
         if node.reused:
-            self._protected.add(node)
             self._shrink()
-        else:
-            self._once.add(node)
 
     def add_upper(self, node: Node) -> None:
         """No more pages stand here than before: nobody makes way for it."""

@@ -20,7 +20,7 @@ from deltaserve.control.peer.table import Peer
 from deltaserve.control.transfer.commands import Landed, PagesVerified, PeerFenced, TransferReport
 from deltaserve.control.transfer.receiver import Heard, Receiver, Ticket
 from deltaserve.core.ids import Attempt, Namespace, PeerName, Room
-from deltaserve.core.keys import KEY_BYTES, extend_keys, num_keys
+from deltaserve.core.keys import extend_keys, key_at, num_keys
 from deltaserve.core.tokens import token_len
 from deltaserve.core.wire.messages import Drained, Draining, Failed, Message, WriteBack
 
@@ -113,15 +113,14 @@ class BackReader:
         namespace, cache = Namespace(told.namespace), self._parts.cache
         keys = extend_keys(self._config.seed_of(namespace), told.tokens, cache.page_size)
         missing = range(cache.match(namespace, told.tokens, keys).num_pages, num_keys(keys))
-        first_key = keys[missing.start * KEY_BYTES : (missing.start + 1) * KEY_BYTES]
-        if not missing or self._tickets.is_coming(first_key) or not self._has_memory(missing):
+        if not missing or self._tickets.is_coming(key_at(keys, missing.start)) or not self._has_memory(missing):
             return
         ticket = self._tickets.grant(peer.name, Room(told.room), Attempt(told.attempt), [missing])
         if ticket is None:
             return
         fill = _Fill(ticket, namespace, told.tokens, keys, turn.now, turn.now)
         self._fills[fill.peer, fill.room] = fill
-        self._tickets.open(ticket, fill, first_key, turn)
+        self._tickets.open(ticket, fill, key_at(keys, missing.start), turn)
         self._num_asked += 1
         self._grant(fill, turn)
 
@@ -157,9 +156,7 @@ class BackReader:
         return None
 
     def _on_landed(self, report: Landed, turn: EngineTurn) -> None:
-        ticket, heard = self._receiver.landed(report.peer, report.done, report.pair)
-        if ticket is not None and heard is Heard.RELEASED:
-            self._tickets.over(ticket, turn)
+        ticket, heard = self._tickets.landed(report, turn)
         fill = self._tickets.holder_of(ticket)
         if fill is None:
             return

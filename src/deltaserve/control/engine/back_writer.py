@@ -34,7 +34,7 @@ _TOLD_S = 5.0
 """A grant that comes later than that finds nothing."""
 _MAX_TOLD = 64
 """Answers that prefill was told of and has not asked for; of more the oldest are forgotten."""
-ALL_SENT = b""
+_ALL_SENT = b""
 """Payload of the only chunk: there is no first token to go with it."""
 
 
@@ -128,7 +128,7 @@ class BackWriter:
             turn.do(OpenGate(peer.name, ticket.id, tuple(map(len, ticket.pages))))
             sources = ticket.sources(_FULL, prompt.num_pages)
             source_pages = [pages[sources.start : sources.stop]]
-            turn.do(self._outflow.sender.post(ticket, [prompt.num_pages], source_pages, ALL_SENT))
+            turn.do(self._outflow.sender.post(ticket, [prompt.num_pages], source_pages, _ALL_SENT))
             self._num_sent += 1
         return verdict is not GrantVerdict.CLOSED
 

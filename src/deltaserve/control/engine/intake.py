@@ -242,9 +242,7 @@ class Intake:
             room.sent_at = now
 
     def landed(self, report: Landed, turn: EngineTurn) -> Outcome | None:
-        ticket, heard = self._receiver.landed(report.peer, report.done, report.pair)
-        if ticket is not None and heard is Heard.RELEASED:
-            self.tickets.over(ticket, turn)
+        ticket, heard = self.tickets.landed(report, turn)
         room = self.tickets.holder_of(ticket)
         if ticket is None or room is None:
             return None

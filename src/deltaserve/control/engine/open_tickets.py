@@ -8,7 +8,7 @@ from deltaserve.control.engine.api import InstanceConfig
 from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.peer.table import Peer
-from deltaserve.control.transfer.commands import ExpectPages, ForgetPages, TicketId
+from deltaserve.control.transfer.commands import ExpectPages, ForgetPages, Landed, TicketId
 from deltaserve.control.transfer.receiver import Heard, Receiver, Ticket
 from deltaserve.control.transfer.staging import STAGING
 from deltaserve.core.ids import Attempt, Boot, PeerName, PoolId, Room, TicketSeq
@@ -73,6 +73,13 @@ class OpenTickets(Generic[Holder]):
             self._expected.add(ticket.id)
             firsts = tuple(missing.start for missing in ticket.coverage.missing)
             turn.do(ExpectPages(ticket.peer, ticket.id, firsts, ticket.pages))
+
+    def landed(self, report: Landed, turn: EngineTurn) -> tuple[Ticket | None, Heard]:
+        """The ticket that something has landed of, and what that means for it."""
+        ticket, heard = self._receiver.landed(report.peer, report.done, report.pair)
+        if ticket is not None and heard is Heard.RELEASED:
+            self.over(ticket, turn)
+        return ticket, heard
 
     # ------------------------------------------------------------ end
 
