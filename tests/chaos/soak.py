@@ -279,9 +279,7 @@ async def soak(seed: int, storm_s: float, say: Callable[[str], None], backend: T
 def max_slope(storm_s: float) -> float:
     """MiB a minute. A small leak shows in ten minutes, nothing does in one.
 
-    In three, memory that waits for Python's oldest generation to be collected looks like a slope: seed 1 for twelve
-    minutes went from 313 MiB to 329 in the first three, back to 315, and had 0.22 MiB a minute in all. What shows in
-    so short a storm is a leak per token: 8 MiB a minute are some 200 bytes for each.
+    What shows in three is a leak per token: 8 MiB a minute are some 200 bytes for each.
     """
     return 1.0 if storm_s >= 600 else 8.0 if storm_s >= 150 else math.inf
 

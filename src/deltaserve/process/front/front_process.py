@@ -1,7 +1,6 @@
 """`python -m deltaserve.process.front.front_process SPEC.json`: the front: HTTP, tokenizer, router."""
 
 import asyncio
-import gc
 import importlib
 import logging
 import sys
@@ -19,6 +18,7 @@ from deltaserve.core.ids import Boot, PeerName
 from deltaserve.process.children.boots import new_boot
 from deltaserve.process.children.child_events import Stopping
 from deltaserve.process.children.exits import Exit, Watchdog, end_process, leave
+from deltaserve.process.children.garbage import keep_loaded
 from deltaserve.process.children.interrupts import stop_signals
 from deltaserve.process.children.notices import PeerDown, PeerHalted, PeerUp
 from deltaserve.process.children.parent import Parent
@@ -77,7 +77,7 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
         by_name = {member.name: member for member in members}
         loop.add_reader(parent.fileno(), _hear, parent, engine, by_name, stop)
     return_large_blocks()
-    gc.freeze()  # the modules and the tokenizer stay; collecting them again costs milliseconds each time
+    keep_loaded()
     helpers = [loop.create_task(_prove_life()), loop.create_task(_stop_on_breach(engine, stop))]
     if spec.workers_file is not None:
         helpers.append(loop.create_task(watch_file(Path(spec.workers_file), engine.workers_named)))

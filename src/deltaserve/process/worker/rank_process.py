@@ -21,6 +21,7 @@ from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Boot
 from deltaserve.core.layout.shard import Shard
 from deltaserve.process.children.exits import Exit, end_process, leave, start_thread
+from deltaserve.process.children.garbage import keep_loaded
 from deltaserve.process.children.interrupts import stop_signals
 from deltaserve.process.children.parent import Parent
 from deltaserve.process.children.shortage import telling_shortage
@@ -86,6 +87,7 @@ def _follow(file: Path, rank: int, parent: Parent, build: BuildRank) -> None:
     sockets = RankSockets()
     steps = RankChannel(sockets.connect(steps_path(folder, rank)), spec.step_stuck_after_s)
     transfers = RankChannel(sockets.connect(transfers_path(folder, rank)), spec.step_stuck_after_s)
+    keep_loaded()
     start_thread("step", lambda: follow_steps(parts.executor, steps))
     start_thread("transfer", lambda: _move(parts.open_plane, transfers, parent, spec.name))
     while not parent.is_gone:

@@ -20,6 +20,7 @@ from deltaserve.core.errors import ConfigError, one_line
 from deltaserve.core.ids import Boot
 from deltaserve.process.children.boots import new_boot
 from deltaserve.process.children.exits import Exit, ProcessOver, Watchdog, end_process, leave
+from deltaserve.process.children.garbage import keep_loaded
 from deltaserve.process.children.mailbox import Mailbox
 from deltaserve.process.children.parent import Parent
 from deltaserve.process.children.shortage import telling_shortage
@@ -118,6 +119,7 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tup
     driver = Driver(parts.instance, boot, StepPace() if parts.launcher is None else EagerPace(), new_boot)
     loop = Loop(driver, links, threads, parent, options, watchdog.alive)
     loop.stop_on_signals()
+    keep_loaded()
     _log.info("ready on %s:%d, boot %016x", spec.host, port, boot)
     if parent is not None:
         parent.ready(f"tcp://{spec.host}:{port}", boot)
