@@ -79,6 +79,8 @@ FOUND_BY_TESTS = {
     "test_a_prompt_that_waits_for_a_grant_is_asked_about_where_its_cancel_was_lost",
     "revoked_grant_opens": "control/engine/test_protocol.py::"
     "test_prefill_ends_a_room_whose_ticket_was_closed_before_it_came",
+    "let_go_and_not_told": "control/engine/test_strangers.py::"
+    "test_a_late_offer_of_a_decode_worker_that_has_let_us_go_is_given_up",
     "answer_unverified": _BACK + "test_without_proof_pages_enter_the_tree_when_they_are_verified",
     "grant_outlives_its_link": _BACK + "test_the_link_ends_while_pages_are_on_their_way",
     "answer_outlives_its_link": _BACK + "test_the_link_ends_while_pages_are_on_their_way",
