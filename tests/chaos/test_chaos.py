@@ -28,7 +28,7 @@ def test_a_storm_is_made_of_its_seed_alone_and_holds_every_kind() -> None:
 
 
 def test_what_is_resident_now_and_then_is_no_leak() -> None:
-    """Of cycles that wait for the collector, and of frames that wait for a peer: teeth, none higher than the last."""
+    """Cycles wait for the collector, and frames for a peer: a row of teeth, none higher than the last."""
     samples = [(float(at_s), {"decode-0": 312.0 + 10.0 * (at_s % 26) / 26}) for at_s in range(181)]
     assert Memory({"decode-0": 1}, samples).growth(warm_up_s=60.0)["decode-0"].mib_per_min < 1.0
 

@@ -59,7 +59,8 @@ CUDA = machine_of(device="cuda", num_cores=8, free_bytes=8192 * MIB)
 
 
 def settings(**groups: dict[str, Any]) -> Settings:
-    return Settings.model_validate(groups)
+    """Pages of 64 tokens unless told."""
+    return Settings.model_validate({**groups, "memory": {"page_size": 64, **groups.get("memory", {})}})
 
 
 def resolved(facts: ModelFacts = MODEL, machine: MachineFacts = MACHINE, **groups: dict[str, Any]) -> ResolvedConfig:
@@ -67,18 +68,19 @@ def resolved(facts: ModelFacts = MODEL, machine: MachineFacts = MACHINE, **group
 
 
 def test_defaults_on_a_cpu() -> None:
-    config = resolved()
-    assert (config.device, config.dtype, config.kv_cache_dtype, config.page_size) == ("cpu", "bfloat16", "bfloat16", 64)
+    config = resolve(Settings(), MODEL, MACHINE)
+    assert (config.device, config.dtype, config.kv_cache_dtype, config.page_size) == ("cpu", "bfloat16", "bfloat16", 16)
     assert (config.max_running_requests, config.chunk_len, config.step_len, config.num_threads) == (32, 512, 512, 7)
     budget = int(4096 * MIB * 0.4) - 200 * MIB - 32 * MIB  # weights, and what a step of 32 rows needs
-    assert config.num_pages == (budget // (64 * 2048),)
-    assert config.kv_bytes == config.num_pages[0] * 64 * 2048 <= budget
+    assert config.num_pages == (budget // (16 * 2048),)
+    assert config.kv_bytes == config.num_pages[0] * 16 * 2048 <= budget
     assert config.context_len == 32_768
 
 
 def test_defaults_on_cuda() -> None:
-    config = resolved(machine=machine_of(device="cuda", num_cores=8, free_bytes=80_000 * MIB))
+    config = resolve(Settings(), MODEL, machine_of(device="cuda", num_cores=8, free_bytes=80_000 * MIB))
     assert (config.device, config.max_running_requests, config.chunk_len) == ("cuda", 256, 8192)
+    assert config.page_size == 64
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -71,7 +71,7 @@ COMMANDS = {
         "deltaserve.launch.serve",
         "serve a model from this machine: front, prefill and decode workers",
         has_settings=True,
-        example="models/recall-micro --page-size 16 --port 30000",
+        example="models/recall-micro --port 30000",
         exits=_SERVES,
     ),
     "chat": Command(

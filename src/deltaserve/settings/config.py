@@ -282,7 +282,8 @@ class MemorySettings(Group):
 
     page_size: PageSize | Auto = option(
         "auto",
-        "tokens of a page, the unit of sharing and moving; auto is 64. Smaller pages share more, larger cost less",
+        "tokens of a page, the unit of sharing and moving; auto is 16 on cpu and 64 on cuda. Smaller pages share more, "
+        "larger cost less",
     )
     num_pages: Count | Auto = option(
         "auto",

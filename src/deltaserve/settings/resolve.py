@@ -177,7 +177,9 @@ _MAX_RUNNING = {"cpu": 32, "cuda": 256}
 _CHUNK_LEN = {"cpu": 512, "cuda": 8192}
 _MEAN_SHARE = 0.25
 """Mean prefix as a share of the longest context: a guess that only the split between FULL pages and others goes by."""
-_PAGE_SIZE = 64
+_PAGE_SIZE = {"cpu": 16, "cuda": 64}
+"""The last page of a prompt is computed anew by each turn, unless it is full: on a CPU a token costs milliseconds and
+a page microseconds. What pages of 16 tokens cost on a GPU has not been measured."""
 _MANY_CORES = 4
 
 
@@ -249,7 +251,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
     dtype, kv_dtype = _dtypes(settings, model, machine.slow_dtypes)
     _check_attention(settings, machine, (device, dtype, kv_dtype))
     quantization = _quantization(settings, model, device, dtype, machine)
-    page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
+    page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE[device])
     chunk_len = _chunk_len(settings, device, page_size)
     max_running = _or_auto(settings.scheduling.max_running_requests, _MAX_RUNNING[device])
     wanted_len = _wanted_context(settings, model)
@@ -352,10 +354,10 @@ def _num_states(resolved: ResolvedConfig) -> int | str:
 
 
 def shared_auto_values(settings: Settings, model: ModelFacts) -> dict[str, str]:
-    """What `auto_values` returns, but for a router, which does not know its workers' CPUs: dtype is the
-    checkpoint's type."""
+    """What `auto_values` returns, but for a router, which does not know its workers' machines: dtype is the
+    checkpoint's type, and workers name the size of their pages."""
     dtype, kv_dtype = _dtypes(settings, model)
-    page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
+    page_size = "what each worker has"
     return _of_automatic(settings, {"dtype": dtype, "page_size": page_size, "kv_cache_dtype": kv_dtype})
 
 
@@ -368,7 +370,7 @@ def _of_automatic(settings: Settings, found: Mapping[str, object]) -> dict[str, 
 def kv_bytes_per_token(settings: Settings, model: ModelFacts) -> float:
     """Bytes per token as `resolve` finds them, but without the machine's facts: a router needs no memory for the
     model."""
-    page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE)
+    page_size = _or_auto(settings.memory.page_size, _PAGE_SIZE["cuda"])
     return _token_bytes(model.pools(page_size, _dtypes(settings, model)[1]), page_size)
 
 

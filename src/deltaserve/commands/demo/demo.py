@@ -142,7 +142,7 @@ class Demo:
             answer = ask(on_url, self._model.name, self._example)
             self._tell_chat(answer)
             is_right = all(comparison.is_right for comparison in comparisons) and self._example.is_answered_by(answer)
-            serve_line = f"{command_name()} serve {shown_path(self._model)} --page-size 16"
+            serve_line = f"{command_name()} serve {shown_path(self._model)}"
             lines = [watch_line(on_url), *commands(on_url, self._model.name, self._example)]
             tell_ending(self._console, ending, serve_line, lines)
             if ending is Ending.KEEP:
@@ -213,7 +213,7 @@ class Talk:
         try:
             with own_server(SERVE, self._argv, lambda line: None) as server:
                 self._hold(name)
-                serve_line = f"{command_name()} serve {shown_path(self._model)} --page-size 16"
+                serve_line = f"{command_name()} serve {shown_path(self._model)}"
                 tell_ending(self._console, ending, serve_line, [watch_line(self._url), *talk_commands(self._url, name)])
                 if ending is Ending.KEEP:
                     self._go_on(lambda: wait_for_end(server))

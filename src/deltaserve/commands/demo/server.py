@@ -34,7 +34,7 @@ class DecodeCache(Enum):
 
 
 def demo_settings(model: Path, port: int) -> Settings:
-    """What `deltaserve serve MODEL --device cpu --page-size 16 ...` would be given."""
+    """What `deltaserve serve MODEL --device cpu ...` would be given."""
     return Settings(
         model=ModelSettings(model_path=str(model), device="cpu", context_length=_CONTEXT_LEN),
         memory=MemorySettings(page_size=PAGE_SIZE, num_pages=PREFILL_PAGES),
