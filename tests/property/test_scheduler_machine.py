@@ -399,10 +399,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         under_way = self.scheduler.steps.is_in_flight(request)
         if under_way:
             self.ended_in_flight.append(request)
-        owned = [len(pages) for pages in request.owned]
+        pages = page_lists(self.bench, request)
         (self.scheduler.finish if keeps else self.scheduler.discard)(request)
         if under_way:
-            assert [len(pages) for pages in request.owned] == owned, "pages of a running step were given away"
+            held = page_lists(self.bench, request)  # by the request, or by its lease of what the tree has now
+            assert held == pages, "pages of a running step were given away"
         else:
             assert (request.row, request.lease, request.owned) == (None, None, ())
 
