@@ -1,6 +1,7 @@
 """A driver whose decode steps are recorded and replayed, and a schedule of steps that differ in all they can."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -48,16 +49,31 @@ RULES: tuple[dict[str, Any], ...] = (
 )
 
 
-def with_fewer_layers(model: Path, folder: Path, num_layers: int) -> Path:
-    """A copy with the first layers alone: what a step does to one it does to all, and each is interpreted for long."""
+def with_parts(model: Path, folder: Path, layers: Sequence[int]) -> Path:
+    """A copy with these layers and half of the heads: what a step does to one of a kind it does to all, and each is
+    interpreted for long."""
     copy = Path(shutil.copytree(model, folder / model.name))
     config = json.loads((copy / "config.json").read_text())
-    kinds = {"layer_types": config["layer_types"][:num_layers]} if "layer_types" in config else {}
-    (copy / "config.json").write_text(json.dumps(config | kinds | {"num_hidden_layers": num_layers}))
-    tensors = load_file(copy / "model.safetensors")
-    left_out = tuple(f"model.layers.{layer}." for layer in range(num_layers, config["num_hidden_layers"]))
-    save_file({n: t for n, t in tensors.items() if not n.startswith(left_out)}, copy / "model.safetensors")
+    changes = {name: config[name] // 2 for name in ("num_attention_heads", "num_key_value_heads")}
+    if "layer_types" in config:
+        changes["layer_types"] = [config["layer_types"][layer] for layer in layers]
+    (copy / "config.json").write_text(json.dumps(config | changes | {"num_hidden_layers": len(layers)}))
+    tensors = {}
+    for name, tensor in load_file(model / "model.safetensors").items():
+        number = re.match(r"model\.layers\.(\d+)\.", name)
+        if number is None:
+            tensors[name] = tensor
+        elif (layer := int(number[1])) in layers:
+            own = f"model.layers.{layers.index(layer)}.{name[number.end() :]}"
+            tensors[own] = _of_half_of_the_heads(name, tensor)
+    save_file(tensors, copy / "model.safetensors")
     return copy
+
+
+def _of_half_of_the_heads(name: str, tensor: Tensor) -> Tensor:
+    if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+        return tensor[: len(tensor) // 2].clone()
+    return tensor[:, : tensor.shape[1] // 2].clone() if name.endswith("o_proj.weight") else tensor
 
 
 class EagerDriver(Driver):

@@ -38,7 +38,7 @@ from tests.compute.executor.replaying import (
     Repeating,
     ReplayingDriver,
     decode_together,
-    with_fewer_layers,
+    with_parts,
 )
 from tests.compute.executor.world import Driver
 
@@ -66,14 +66,14 @@ def check_replays(folder: Path, kinds: Sequence[type[RecordingDriver]]) -> None:
 @needs_triton
 def test_replays_compute_what_steps_do(process: KernelProcess, tiny_models: Path, tmp_path: Path) -> None:
     """Launched ahead of the tokens that they begin with, or not, and whether rows share what they read or not."""
-    model = with_fewer_layers(tiny_models / "llama", tmp_path, 2)
+    model = with_parts(tiny_models / "llama", tmp_path, (0, 1))
     run_in(process, check_replays, model, (ReplayingDriver, RecordingDriver))
 
 
 @needs_triton
 def test_replays_over_windows(process: KernelProcess, tiny_models: Path, tmp_path: Path) -> None:
-    """And of embeddings that are scaled. Its third layer is the first that sees everything."""
-    model = with_fewer_layers(tiny_models / "gemma3_text", tmp_path, 3)
+    """And of embeddings that are scaled. Its third layer, the second here, is the first that sees everything."""
+    model = with_parts(tiny_models / "gemma3_text", tmp_path, (0, 2))
     run_in(process, check_replays, model, (ReplayingDriver,))
 
 

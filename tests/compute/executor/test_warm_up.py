@@ -15,7 +15,7 @@ from deltaserve.control.sched.plan import ItemOutcome, ItemResult, StepPlan, Ste
 from deltaserve.core.ids import RowId
 from tests.compute.attention.step_tape import StepTape
 from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
-from tests.compute.executor.replaying import EagerDriver, ReplayingDriver, decode_together, with_fewer_layers
+from tests.compute.executor.replaying import EagerDriver, ReplayingDriver, decode_together, with_parts
 from tests.compute.executor.world import Driver, check_generation
 
 SIZES = WarmUp(
@@ -149,4 +149,4 @@ def check_first_requests(folder: Path) -> None:
 
 @needs_triton
 def test_what_was_recorded_serves_the_first_requests(process: KernelProcess, tiny_models: Path, tmp_path: Path) -> None:
-    run_in(process, check_first_requests, with_fewer_layers(tiny_models / "llama", tmp_path, 1))
+    run_in(process, check_first_requests, with_parts(tiny_models / "llama", tmp_path, (0,)))
