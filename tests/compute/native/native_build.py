@@ -2,7 +2,7 @@
 test's time limit may hold a compilation; where it cannot be compiled, the tests that need it are skipped."""
 
 import fcntl
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -26,8 +26,6 @@ BUILDS = Path(__file__).parents[3] / "out" / "tests"
 _LIBRARY = SOURCES / LIBRARY_NAME
 _EMULATED = BUILDS / "libdeltaserve_emulated.so"
 _EMULATED_BY = "avx512_bf16"
-QUICKLY = ("-O0", "-g0", "-fno-sanitize=all")
-"""Flags of kernels that no test calls in a library made for tests: they are only there to be linked."""
 
 
 def build_libraries(test_ids: Sequence[str]) -> None:
@@ -40,11 +38,6 @@ def build_libraries(test_ids: Sequence[str]) -> None:
 def compiled_library() -> NativeLibrary:
     """Skips the test where there is no compiler."""
     return _library(_LIBRARY)
-
-
-def made_quickly(unused: Sequence[str]) -> Mapping[str, Sequence[str]]:
-    """Flags of these instruction sets."""
-    return dict.fromkeys(unused, QUICKLY)
 
 
 def sets_here() -> tuple[str, ...]:
@@ -88,7 +81,7 @@ def _why_not(path: Path, flags: tuple[str, ...] = (), unused: tuple[str, ...] = 
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_current(path):
             try:
-                compile_library(path, flags, made_quickly(unused))
+                compile_library(path, flags, unused)
             except CannotCompile as error:
                 return str(error)[-300:]
     return None

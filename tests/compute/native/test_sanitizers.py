@@ -21,7 +21,6 @@ from tests.compute.native.native_build import (
     EMULATED_AMX,
     ISAS,
     compiled_library,
-    made_quickly,
     sets_here,
 )
 from tests.fixtures.cached import made_once
@@ -95,7 +94,7 @@ def _unused() -> tuple[str, ...]:
 
 
 def _make_checked_programs(folder: Path) -> None:
-    compile_library(folder / LIBRARY_NAME, (*CHECKED, EMULATED_TILES), made_quickly(_unused()))
+    compile_library(folder / LIBRARY_NAME, (*CHECKED, EMULATED_TILES), _unused())
     for driver in DRIVERS:
         beside = (f"-L{folder}", f"-l:{LIBRARY_NAME}", "-Wl,-rpath,$ORIGIN")
         built = build(driver, folder / driver.stem, *CHECKED, *beside)

@@ -17,10 +17,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType
 
 SOURCES = Path(__file__).resolve().parent
 LIBRARY_NAME = "libdeltaserve_native.so"
@@ -74,11 +73,9 @@ def find_compiler() -> list[str]:
     raise CannotCompile(f"no C++ compiler: {' '.join(named) or 'c++, g++ or clang++'} not found")
 
 
-def compile_library(
-    target: Path, extra_flags: Sequence[str] = (), flags_of: Mapping[str, Sequence[str]] = MappingProxyType({})
-) -> None:
-    """`target` appears at once, complete; `flags_of`: more for the kernels of an instruction set, behind all others.
-    Raises CannotCompile."""
+def compile_library(target: Path, extra_flags: Sequence[str] = (), uncalled: Collection[str] = ()) -> None:
+    """`target` appears at once, complete. `uncalled`: instruction sets that nobody chooses in this library; in their
+    place stand kernels of another, which are compiled anyway. Raises CannotCompile."""
     machine = platform.machine()
     kernel_flags = KERNEL_FLAGS.get(machine)
     if kernel_flags is None or not sys.platform.startswith("linux"):
@@ -87,21 +84,30 @@ def compile_library(
     flags = [*FLAGS, *extra_flags, f'-DDELTASERVE_SOURCES="{sources_digest()}"']
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".compile-") as folder:
         jobs: list[list[str]] = []
+        aliases: list[str] = []
         for source in sorted(SOURCES.glob("*.cpp")):
             if not source.stem.endswith("_kernel"):
                 jobs.append([str(source), "-o", f"{folder}/{source.stem}.o"])
                 continue
-            for name, of_set in kernel_flags.items():
-                if name in LEFT_OUT.get(source.stem, ()):
-                    continue
-                own = [f"-DDELTASERVE_ISA={name}", *of_set, *flags_of.get(name, ())]
+            sets = [name for name in kernel_flags if name not in LEFT_OUT.get(source.stem, ())]
+            compiled = [name for name in sets if name not in uncalled] or sets
+            for name in compiled:
+                own = [f"-DDELTASERVE_ISA={name}", *kernel_flags[name]]
                 jobs.append([*own, str(source), "-o", f"{folder}/{source.stem}.{name}.o"])
+            kernels = source.stem.removesuffix("_kernel")
+            aliases += [_alias(kernels, name, compiled[0]) for name in sets if name not in compiled]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda job: _run([*compiler, *flags, "-c", *job]), jobs))
         objects = [job[-1] for job in jobs]
         made = f"{folder}/{LIBRARY_NAME}"
-        _run([*compiler, *flags, "-shared", *objects, "-o", made])
+        _run([*compiler, *flags, "-shared", *objects, *aliases, "-o", made])
         os.replace(made, target)
+
+
+def _alias(kernels: str, name: str, other: str) -> str:
+    """The linker's flag by which the kernels of one set are those of another."""
+    symbols = (f"{kernels}_{isa}" for isa in (name, other))
+    return "-Wl,--defsym=" + "=".join(f"_ZN10deltaserve{len(symbol)}{symbol}E" for symbol in symbols)
 
 
 def _run(command: list[str]) -> None:
