@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from itertools import zip_longest
@@ -27,6 +27,8 @@ from tests.fixtures.families import FAMILIES as SERVED
 from tests.fixtures.tiny_gguf import Kind, write_gguf
 from tests.fixtures.tiny_models import VARIANTS
 from tests.fixtures.tiny_quantised import write_fp8_blocks
+from tests.forks import Forks
+from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -272,15 +274,38 @@ print("all imported")
 """
 
 
-def check_imports(tree: Path) -> None:
+LIBRARIES = (
+    *("torch", "transformers", "triton", "opentelemetry.exporter.otlp.proto.http.trace_exporter", "nixl_cu12._api"),
+    *("gguf", "safetensors", "tokenizers", "llguidance", "numpy", "msgspec", "zmq.asyncio", "zmq.auth.thread"),
+    *("starlette.applications", "uvicorn.protocols.http.h11_impl", "uvloop", "httpx", "pydantic.main", "yaml"),
+    *("prometheus_client.parser", "rich.console", "xxhash", "jinja2", "psutil"),
+)
+"""What the sources import."""
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    made = Forks.of(LIBRARIES)
+    yield made
+    made.close()
+
+
+def forked(forks: Forks, tree: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """As `python -c text` in that tree."""
+    program = tree / "program.py"
+    program.write_text(text)
+    return forks.run(tree, program, *arguments, limit_s=PATIENCE_S)
+
+
+def check_imports(forks: Forks, tree: Path) -> None:
     """Everything imports."""
-    imported = python(tree, "-c", IMPORT_ALL)
+    imported = forked(forks, tree, IMPORT_ALL)
     assert imported.stdout.endswith("all imported\n"), imported.stderr
 
 
-def check_tree(tree: Path) -> None:
+def check_tree(forks: Forks, tree: Path) -> None:
     """Everything imports, the laws hold."""
-    check_imports(tree)
+    check_imports(forks, tree)
     laws = ("tests/test_architecture.py", "tests/test_security_ast.py")
     held = python(tree, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *laws)
     assert held.returncode == 0, held.stdout
@@ -316,11 +341,11 @@ def by_names(cases: Sequence[Case | None]) -> str:
 
 @pytest.mark.parametrize("cases", FOLDERS, ids=by_names)
 def test_without_a_transport_and_an_attention_backend_the_next_ones_serve(
-    cases: Sequence[Case | None], tmp_path: Path
+    forks: Forks, cases: Sequence[Case | None], tmp_path: Path
 ) -> None:
     gone = [case for case in cases if case is not None]
     tree = without(gone, tmp_path / "tree")
-    check_imports(tree)
+    check_imports(forks, tree)
     left = {kind: [name for name in KINDS[kind] if name not in {case.name for case in gone}] for kind in KINDS}
     said = python(tree, "-m", "deltaserve", "serve", "--help-all").stdout
     assert f"--attention-backend {'|'.join(('auto', *left['ATTENTION']))}" in said
@@ -348,14 +373,14 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=by_name)
-def test_without_a_family_the_others_are_read(case: Case, tmp_path: Path, tiny_models: Path) -> None:
+def test_without_a_family_the_others_are_read(forks: Forks, case: Case, tmp_path: Path, tiny_models: Path) -> None:
     """Every family can go: what two have in common stands in files of its own (family.py, hybrid_fields.py). That no
     other code knows one is shown above, so that what imports torch is imported once, below."""
     tree = without([case], tmp_path)
     kinds = ((entry.name, family) for entry in FAMILIES for family in import_module(entry.module).FAMILIES)
     folders = {family.model_type: name for name, family in kinds if family.model_type in SERVED}
     assert {*folders.values()} == {entry.name for entry in FAMILIES}
-    told = python(tree, "-c", FAMILIES_LEFT, *(str(tiny_models / name) for name in folders))
+    told = forked(forks, tree, FAMILIES_LEFT, *(str(tiny_models / name) for name in folders))
     said = dict(line.split(" ", 1) for line in told.stdout.splitlines())
     assert said.keys() == folders.keys(), told.stderr
     for name, entry in folders.items():
@@ -369,12 +394,12 @@ ANSWERS = [case for case in CASES if case.kind == "ANSWERS"]
 FORMATS_LEFT = "from deltaserve.server.text.answers.answer_choice import FORMATS; print(*FORMATS)"
 
 
-def test_without_a_format_of_answers_the_others_are_there(tmp_path: Path) -> None:
+def test_without_a_format_of_answers_the_others_are_there(forks: Forks, tmp_path: Path) -> None:
     """That no other code knows one is shown above; a server without any answers below."""
     tree = copied(tmp_path)
     for case in ANSWERS:
         delete(case, tree)
-        told = python(tree, "-c", FORMATS_LEFT)
+        told = forked(forks, tree, FORMATS_LEFT)
         assert told.stdout.split() == [name for name in branches.ANSWERS if name != case.name], told.stderr
         for path in (*case.paths, TABLE):
             shutil.copy(ROOT / path, tree / path)
@@ -387,22 +412,22 @@ DELETED = [case for case in CASES if (case.kind, case.name) not in LEFT and case
 
 
 @pytest.mark.parametrize("kind", ["FAMILIES", "ANSWERS", "DRAFTS", "FORMATS"])
-def test_without_a_kind_of_branches_everything_imports(kind: str, tmp_path: Path) -> None:
+def test_without_a_kind_of_branches_everything_imports(forks: Forks, kind: str, tmp_path: Path) -> None:
     """That no other code knows a branch is shown above; that a server answers below."""
-    check_imports(without([case for case in DELETED if case.kind == kind], tmp_path))
+    check_imports(forks, without([case for case in DELETED if case.kind == kind], tmp_path))
 
 
-def test_the_trunk_alone_keeps_the_laws_and_answers(tmp_path: Path) -> None:
+def test_the_trunk_alone_keeps_the_laws_and_answers(forks: Forks, tmp_path: Path) -> None:
     """Without all branches that can be left out at once; checkpoints in other formats are refused, a line each."""
     tree = without(DELETED, tmp_path / "tree", *TESTS)
-    check_tree(tree)
+    check_tree(forks, tree)
     said = answer_of(tree, tmp_path / "run", "--speculative-algorithm", "off")
     assert "pages move by local" in said
     asked = python(tree, "-m", "deltaserve", "serve", str(RECALL_MODEL), "--speculative-algorithm", "NGRAM")
     assert (asked.returncode, asked.stderr) == (2, "deltaserve: --speculative-algorithm 'NGRAM': must be off\n")
     file, _ = write_gguf(VARIANTS[OF_RECALL_MODEL], tmp_path / "gguf", Kind.Q8_0)
     quantised, _ = write_fp8_blocks(VARIANTS[OF_RECALL_MODEL], tmp_path, (64, 64))
-    told = python(tree, "-c", FAMILIES_LEFT, str(file), str(quantised))
+    told = forked(forks, tree, FAMILIES_LEFT, str(file), str(quantised))
     refusals = dict(line.split(" ", 1) for line in told.stdout.splitlines())
     assert refusals[file.name].startswith("refused: config.json: "), told.stderr
     assert refusals[quantised.name].startswith("refused: config.json: weights that are quantised")
