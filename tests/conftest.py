@@ -62,6 +62,9 @@ _LONG = (
     "tests/e2e/test_roles.py",
     "tests/e2e/test_demo.py",
     "tests/e2e/test_windows.py",
+    "tests/e2e/test_membership.py",
+    "tests/e2e/test_rollout.py",
+    "tests/e2e/test_many_at_once.py",
 )
 """Files that take longest, of those that have few tests: they come first, or one process ends minutes after the other.
 A file is never split: its tests share fixtures."""
