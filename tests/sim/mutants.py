@@ -81,6 +81,10 @@ FOUND_BY_TESTS = {
     "test_prefill_ends_a_room_whose_ticket_was_closed_before_it_came",
     "let_go_and_not_told": "control/engine/test_strangers.py::"
     "test_a_late_offer_of_a_decode_worker_that_has_let_us_go_is_given_up",
+    "cores_are_never_taken_back": "control/engine/test_driver.py::"
+    "test_a_step_is_put_off_while_others_are_to_have_the_cores",
+    "cores_left_for_ever": "control/engine/test_leaves_cores.py::"
+    "test_where_a_prompt_waits_for_memory_here_decode_is_what_takes_long",
     "answer_unverified": _BACK + "test_without_proof_pages_enter_the_tree_when_they_are_verified",
     "grant_outlives_its_link": _BACK + "test_the_link_ends_while_pages_are_on_their_way",
     "answer_outlives_its_link": _BACK + "test_the_link_ends_while_pages_are_on_their_way",
@@ -1081,6 +1085,14 @@ MUTANTS = (
         "            case Reception.LEFT if received.peer.role != Role.FRONT.value:",
         "            case Reception.LEFT if is_dialled:",
     ),
+    Mutant(
+        "cores_are_never_taken_back",
+        "D7",
+        _DRIVER,
+        "            times.append(self._waits_until)\n",
+        "            pass\n",
+    ),
+    Mutant("cores_left_for_ever", "D7", _SERVING, "DecodeState.STARTED not in states and not states", "not states"),
     # answers that return
     Mutant("answer_unverified", "W1", _BACK_READER, "            if verification is None:\n", "            if True:\n"),
     Mutant("answer_behind_a_gap", "W2", _BACK_READER, "        if match.num_pages < first:\n", "        if False:\n"),

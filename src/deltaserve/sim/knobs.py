@@ -34,6 +34,7 @@ _OVERLAPS_DEEPLY = 0.5
 _OVERLAPS = 0.4
 """Share of runs in which steps are planned while others compute."""
 _PLANS_LATE = 0.3
+_SHARES_CORES = 0.6
 """Share of runs in which the step behind one that computes is planned shortly before its end, as on the host."""
 _PACED = 0.1
 """Share of runs in which rows and prompts are taken in as a target for the length of a step allows."""
@@ -148,6 +149,8 @@ class Knobs:
     """How long workers collect what arrives before they deal with it."""
     plans_late: bool = False
     """Whether the step behind one that computes is planned shortly before its end; else at once."""
+    shares_cores: bool = False
+    """Whether steps that only decode are put off while prefill is to have the cores. Only with `plans_late`."""
     slow_writes: bool = False
     """Writes take most of a second and nothing fails, so nobody may be fenced."""
     poisons: bool = True
@@ -164,6 +167,7 @@ def draw_knobs(seed: int) -> Knobs:
     if knobs.sick is None and moments.hits(_PLANS_LATE):
         # Behind shorter steps than that nothing is planned: see StepPace.
         knobs = replace(knobs, plans_late=True, step_s=max(knobs.step_s, moments.log_uniform(0.003, 0.02)))
+        knobs = replace(knobs, shares_cores=moments.hits(_SHARES_CORES))
     pace = Chance(seed, "pace")
     if pace.hits(_PACED):
         knobs = replace(knobs, shape=replace(knobs.shape, itl_target_s=pace.choose((0.0005, 0.002, 0.004))))

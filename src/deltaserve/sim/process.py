@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from deltaserve.control.engine.api import DrainRequested, InstanceConfig, TellBlocks
 from deltaserve.control.engine.core import EngineCore
 from deltaserve.control.engine.driver import ComputeStep, Driver, Heard, Rest, RoleTaken, WorkerAction
-from deltaserve.control.engine.step_pace import EagerPace, StepPace
+from deltaserve.control.engine.step_pace import EagerPace, PlanPace, SharedPace, StepPace
 from deltaserve.control.front.client import Generation, OutputDelta, RoleAnswer, RoleRefused, UnknownWorker
 from deltaserve.control.front.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, WorkerLeaves, WorkerUp
 from deltaserve.control.front.front_core import FrontCore
@@ -92,6 +92,8 @@ class Pace:
     """How long a worker collects what arrives before it deals with it."""
     plans_late: bool = False
     """Whether the step behind one that computes is planned shortly before its end; else at once."""
+    shares_cores: bool = False
+    """Whether steps that only decode are put off while prefill is to have the cores. Only with `plans_late`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +236,9 @@ class SimWorker(SimProcess):
         self.url = url
         self.executor = OracleExecutor(config.cache, self.memory, config.vocab_size, config.fingerprint)
         self.join([self._rank_parts(shard, fence_result, plane) for shard in _shards(config.tp_size)])
-        step_pace = StepPace() if self.pace.plans_late else EagerPace()
-        self.driver = CheckedDriver(EngineCore(config), Boot(config.boot), step_pace, lambda boot: Boot(boot + 1))
+        self.driver = CheckedDriver(
+            EngineCore(config), Boot(config.boot), self._step_pace(), lambda boot: Boot(boot + 1)
+        )
         self.former: list[EngineCore] = []
         """Engines of this process before it changed its role."""
         self._heard: list[Heard] = []
@@ -264,6 +267,11 @@ class SimWorker(SimProcess):
     def instance(self) -> EngineCore:
         """The engine that is driven now."""
         return self.driver.engine
+
+    def _step_pace(self) -> PlanPace:
+        if not self.pace.plans_late:
+            return EagerPace()
+        return SharedPace(self.config.options.sched.step_target_s) if self.pace.shares_cores else StepPace()
 
     def _rank_parts(self, shard: Shard, fence_result: FenceResult, plane: PlaneSizes) -> SimRankParts:
         config, memory = self.config, self.memory.ranks[shard.rank]
@@ -366,6 +374,7 @@ class SimWorker(SimProcess):
             self.former.append(engine)
         for action in actions:
             self._perform(action)
+        self.world.seen.note(Situation.STEP_PUT_OFF, self.driver.leaves_cores)
         self.world.seen.note(Situation.STALLED, self.instance.parts.scheduler.waiting.queue.is_stalled)
         self._tick_when_due()
         self.world.touched(self)

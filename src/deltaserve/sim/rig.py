@@ -624,6 +624,7 @@ class Run:
         knobs = self.knobs
         pace = Pace(knobs.step_s, knobs.lag_s, clock_s, rank_lag_s=knobs.rank_lag_s, fence_s=knobs.fence_s)
         pace.staging_pauses, pace.turn_s, pace.plans_late = knobs.staging_pauses, knobs.turn_s, knobs.plans_late
+        pace.shares_cores = knobs.shares_cores
         pace.idle_ranks, pace.idle_rank_lag_s = self._idle_ranks, knobs.idle_rank_lag_s
         return pace
 

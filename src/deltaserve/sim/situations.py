@@ -75,6 +75,7 @@ class Situation(Enum):
     WRITE_BACK_REVOKED = "prefill withdraws what it granted for an answer", 50
     # steps
     STEP_AHEAD = "a step is planned while another computes", 500
+    STEP_PUT_OFF = "a step that only decodes is put off while prefill has the cores", 300
     READ_NOT_FINITE = "KV that is not finite is read", 150
     OTHER_TOKEN = "a token that is computed anew may differ from what it was", 1200
     GUESSES = "guesses at the next tokens are verified", 800

@@ -41,6 +41,7 @@ class NotedEngine:
     timer: float | None = None
     next_role: Role | None = None
     is_active: bool = False
+    leaves: bool = False
     calls: list[object] = field(default_factory=list)
     role: Role = Role.DECODE
     boot: Boot = FIRST
@@ -70,6 +71,10 @@ class NotedEngine:
         actions, self.actions = self.actions, []
         return actions
 
+    def leaves_cores(self) -> bool:
+        self.calls.append("leaves_cores")
+        return self.leaves
+
     def transfer_active(self) -> bool:
         return self.is_active
 
@@ -95,6 +100,7 @@ class SetPace:
     """Plans so long after a step began."""
 
     after_s: float
+    gap_s: float = 0.0
     learned: list[float] = field(default_factory=list)
 
     def learn(self, seconds: float) -> None:
@@ -102,6 +108,9 @@ class SetPace:
 
     def plan_at(self, began: float) -> float:
         return began + self.after_s
+
+    def begin_at(self, began: float) -> float:
+        return began + self.gap_s
 
 
 def driver_of(engine: NotedEngine, pace: PlanPace | None = None) -> Driver[NotedEngine]:
@@ -235,3 +244,41 @@ def test_a_turn_is_due_at_the_timer_or_when_a_plan_is(timer: float | None, due: 
     driver.turn([], 1.0)
     engine.timer = timer
     assert driver.next_turn_at(1.0) == pytest.approx(due)
+
+
+def test_a_step_is_put_off_while_others_are_to_have_the_cores() -> None:
+    engine = NotedEngine(plans=[plan(1), plan(2), plan(3)], leaves=True)
+    driver = driver_of(engine, SetPace(inf, gap_s=0.3))
+
+    def told(heard: list[Heard], now: float) -> list[WorkerAction]:
+        return driver.turn(heard, now)
+
+    assert told([], 1.0) == [ComputeStep(plan(1))]
+    assert driver.next_turn_at(1.0) is None
+    assert told([result(1)], 1.1) == [Rest()]
+    assert driver.leaves_cores
+    assert driver.next_turn_at(1.1) == pytest.approx(1.3), "counted from the begin of the last step"
+    assert told([], 1.2) == []
+    assert told([], 1.31) == [ComputeStep(plan(2))]
+    assert not driver.leaves_cores
+    assert told([result(2)], 1.4) == [Rest()]
+    engine.leaves = False
+    assert told([], 1.45) == [ComputeStep(plan(3))], "nobody needs them any more"
+    assert driver.next_turn_at(1.45) is None
+
+
+def test_none_is_planned_behind_a_step_that_others_are_to_have_the_cores_after() -> None:
+    engine = NotedEngine(plans=[plan(1), plan(2)], leaves=True)
+    driver = driver_of(engine, SetPace(0.1, gap_s=0.3))
+    assert driver.turn([], 1.0) == [ComputeStep(plan(1))]
+    assert driver.turn([], 1.1) == []
+    engine.leaves = False
+    assert driver.turn([], 1.11) == [ComputeStep(plan(2))]
+
+
+def test_where_a_step_may_begin_at_once_the_engine_is_not_asked() -> None:
+    engine = NotedEngine(plans=[plan(1), plan(2)], leaves=True)
+    driver = driver_of(engine)
+    driver.turn([], 1.0)
+    driver.turn([result(1)], 1.1)
+    assert "leaves_cores" not in engine.calls

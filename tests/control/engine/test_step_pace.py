@@ -2,7 +2,7 @@ from math import inf
 
 import pytest
 
-from deltaserve.control.engine.step_pace import StepPace
+from deltaserve.control.engine.step_pace import EagerPace, SharedPace, StepPace
 
 
 def test_nothing_is_planned_behind_steps_of_unknown_length_or_short_ones() -> None:
@@ -29,3 +29,20 @@ def test_one_step_that_takes_long_changes_little() -> None:
         pace.learn(0.010)
     pace.learn(0.030)
     assert 5.008 < pace.plan_at(5.0) <= 5.012
+
+
+@pytest.mark.parametrize(("most_s", "gap_s"), [(None, 0.12), (0.5, 0.12), (0.05, 0.05), (0.001, 0.001)])
+def test_on_shared_cores_steps_begin_at_a_third_of_the_pace_or_as_often_as_is_aimed_at(
+    most_s: float | None, gap_s: float
+) -> None:
+    pace = SharedPace(most_s)
+    assert pace.begin_at(5.0) == 5.0, "how long they take is not known"
+    for _ in range(50):
+        pace.learn(0.040)
+    assert pace.begin_at(5.0) == pytest.approx(5.0 + gap_s)
+
+
+@pytest.mark.parametrize("pace", [EagerPace(), StepPace()])
+def test_cores_of_its_own_are_left_to_nobody(pace: EagerPace | StepPace) -> None:
+    pace.learn(0.040)
+    assert pace.begin_at(5.0) == 5.0

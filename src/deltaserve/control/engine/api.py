@@ -135,6 +135,10 @@ class Instance(Protocol):
         """What the events since the last turn lead to."""
         ...
 
+    def leaves_cores(self) -> bool:
+        """Whether the next step would only decode, while prompts of rooms here are computed by other workers."""
+        ...
+
     def transfer_active(self) -> bool:
         """Whether a ticket is open or a write outstanding: then the transfer thread keeps polling."""
         ...

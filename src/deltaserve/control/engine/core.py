@@ -325,6 +325,12 @@ class EngineCore:
     def num_rooms(self) -> int:
         return len(self.outflow) + len(self.serving.rooms)
 
+    def leaves_cores(self) -> bool:
+        running = self.parts.scheduler.running
+        if not running.requests or any(other.num_tokens - other.num_computed > 1 for other in running.others):
+            return False
+        return self.serving.waits_for_prefill()
+
     def transfer_active(self) -> bool:
         return self._num_tickets > 0
 

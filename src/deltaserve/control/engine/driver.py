@@ -60,6 +60,10 @@ class Driver(Generic[E]):
         """Given to the executor and not answered, the one that computes first."""
         self._computing_since = 0.0
         """When the first of them began."""
+        self._began = 0.0
+        """When the last step that is over began."""
+        self._waits_until: float | None = None
+        """When the next step is to begin, while others are to have the cores."""
         self._is_resting = True
         self._is_polling = False
         self.num_steps = 0
@@ -82,11 +86,18 @@ class Driver(Generic[E]):
         times = [] if (timer := self.engine.next_timer()) is None else [timer]
         if self._plans and now < (plan_at := self._pace.plan_at(self._computing_since)) < inf:
             times.append(plan_at)
+        if self._waits_until is not None:
+            times.append(self._waits_until)
         return min(times, default=None)
 
     def step_lasts(self, now: float) -> float:
         """How long the step that computes has taken so far; 0 when none does."""
         return now - self._computing_since if self._plans else 0.0
+
+    @property
+    def leaves_cores(self) -> bool:
+        """Whether a step could begin, and is put off while others are to have the cores."""
+        return self._waits_until is not None
 
     @property
     def is_idle(self) -> bool:
@@ -101,7 +112,7 @@ class Driver(Generic[E]):
 
     def _commit(self, result: StepResult, now: float) -> None:
         plan = self._plans.popleft()
-        self._computing_since = now
+        self._began, self._computing_since = self._computing_since, now
         self.num_steps += 1
         if result.typical_s is not None and not plan.num_extended:
             self._pace.learn(result.typical_s)
@@ -113,9 +124,12 @@ class Driver(Generic[E]):
         return [RoleTaken(self.engine.role, self._boot), *self.engine.turn(now)]
 
     def _plan(self, now: float) -> Iterator[WorkerAction]:
+        self._waits_until = None
         if not self._plans:
             self._computing_since = now
-        while not self._plans or now >= self._pace.plan_at(self._computing_since):
+            if now < (begin_at := self._pace.begin_at(self._began)) and self.engine.leaves_cores():
+                self._waits_until = begin_at
+        while self._waits_until is None and self._may_plan(now):
             if (plan := self.engine.plan(now)) is None:
                 break
             self._plans.append(plan)
@@ -124,6 +138,14 @@ class Driver(Generic[E]):
         if not self._plans and not self._is_resting:
             self._is_resting = True
             yield Rest()
+
+    def _may_plan(self, now: float) -> bool:
+        """Whether none computes; or it is time to plan the one behind, and that is to begin at once."""
+        if not self._plans:
+            return True
+        if now < self._pace.plan_at(self._computing_since):
+            return False
+        return self._pace.begin_at(self._computing_since) <= now or not self.engine.leaves_cores()
 
     def _tell_polling(self) -> Iterator[WorkerAction]:
         is_active = self.engine.transfer_active()

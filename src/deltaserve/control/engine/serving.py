@@ -53,6 +53,7 @@ from deltaserve.core.wire.messages import (
 )
 
 _ASKED = (DecodeState.OFFERED, DecodeState.STARTED, DecodeState.GRANTED)
+_WITH_PREFILL = frozenset({DecodeState.OFFERED, DecodeState.GRANTED})
 _REMOTE = (*_ASKED, DecodeState.VERIFYING)
 
 
@@ -85,6 +86,12 @@ class Serving:
     def granted(self) -> set[Request]:
         """The requests of rooms whose pages are on their way, or about to be."""
         return {room.request for room in self.rooms if room.ticket is not None}
+
+    def waits_for_prefill(self) -> bool:
+        """Whether prefill computes prompts of rooms here, or has them queued; False where one of them waits for memory
+        or a row: the sooner rows here are through, the sooner it has that."""
+        states = {room.state for room in self.rooms if room.prefill is not None}
+        return DecodeState.STARTED not in states and not states.isdisjoint(_WITH_PREFILL)
 
     # ------------------------------------------------------------ driving
 

@@ -1,8 +1,12 @@
-"""When to plan the next step while one computes: late, so that who comes meanwhile is in it, and in time.
+"""When to plan the next step: while one computes late, so that who comes meanwhile is in it, and in time.
 
 A prompt, or a room that has landed, waits for the end of the steps that are planned already. Planned as soon as it may
 be, the step behind would add its whole length to that wait; planned shortly before the one under way ends, it adds
 little. Where steps are about as short as planning takes, both would only compete for the interpreter.
+
+Where decode and prefill divide the cores of a machine, a step that only decodes is not begun at once while prompts of
+its own rooms are computed elsewhere: a step of two rows reads all weights as one of eight does, and takes as much of
+the cores that prefill could use. Begun at a third of the pace, it has more rows, and prompts are ready sooner.
 """
 
 from math import inf
@@ -15,6 +19,8 @@ _MIN_MARGIN_S = 0.002
 """Least margin before the expected end of a step, in seconds: it takes a part of a millisecond to plan."""
 _MIN_STEP_S = 2 * _MIN_MARGIN_S
 """Shortest step behind which another one is planned."""
+_STRETCH = 3.0
+"""Time from the begin of a step to that of the next over its own length, where others are to have the cores."""
 
 
 class PlanPace(Protocol):
@@ -28,6 +34,10 @@ class PlanPace(Protocol):
         """When to plan behind a step that began then; infinity: not while it computes."""
         ...
 
+    def begin_at(self, began: float) -> float:
+        """When to begin a step that only decodes behind one that began then, while others are to have the cores."""
+        ...
+
 
 class EagerPace:
     """Where a device computes beside the host, the next step is planned at once: what is not launched when a step ends
@@ -37,6 +47,9 @@ class EagerPace:
         """Take note of a step's length, which has no meaning here."""
 
     def plan_at(self, began: float) -> float:
+        return began
+
+    def begin_at(self, began: float) -> float:
         return began
 
 
@@ -55,3 +68,18 @@ class StepPace:
         if self._expected_s < _MIN_STEP_S:
             return inf
         return began + self._expected_s - max(_MIN_MARGIN_S, _MARGIN * self._expected_s)
+
+    def begin_at(self, began: float) -> float:
+        return began
+
+
+class SharedPace(StepPace):
+    """The pace where the cores are prefill's as well."""
+
+    def __init__(self, most_s: float | None) -> None:
+        """`most_s`: the longest time between two steps that is aimed at (--itl-target-ms)."""
+        super().__init__()
+        self._most_s = inf if most_s is None else most_s
+
+    def begin_at(self, began: float) -> float:
+        return began + min(_STRETCH * self._expected_s, self._most_s)

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from deltaserve.control.engine.api import Instance
 from deltaserve.control.engine.driver import Driver
-from deltaserve.control.engine.step_pace import EagerPace, StepPace
+from deltaserve.control.engine.step_pace import EagerPace, PlanPace, SharedPace, StepPace
 from deltaserve.control.sched.executor import Executor, Launcher
 from deltaserve.control.sched.plan import StepResult
 from deltaserve.control.transfer.plane_turns import DataPlane
@@ -116,7 +116,7 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tup
         fence_after_s=spec.options.drain_timeout_s,
         step_stuck_after_s=spec.step_stuck_after_s,
     )
-    driver = Driver(parts.instance, boot, StepPace() if parts.launcher is None else EagerPace(), new_boot)
+    driver = Driver(parts.instance, boot, _pace(spec, parts), new_boot)
     loop = Loop(driver, links, threads, parent, options, watchdog.alive)
     loop.stop_on_signals()
     keep_loaded()
@@ -135,6 +135,14 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tup
         ranks.end()
     _log.info("ended with exit code %d", code)
     return code
+
+
+def _pace(spec: WorkerSpec, parts: WorkerParts) -> PlanPace:
+    if parts.launcher is not None:
+        return EagerPace()
+    if spec.core_share is None or parts.member is not None:
+        return StepPace()
+    return SharedPace(spec.options.sched.step_target_s)
 
 
 def _step_thread(parts: WorkerParts, answers: Mailbox[StepResult | Reports]) -> Stepping:

@@ -112,6 +112,9 @@ class EchoInstance:
         self._tell(Tokens(runs=(run,)))
         self._tell(end)
 
+    def leaves_cores(self) -> bool:
+        return False
+
     def transfer_active(self) -> bool:
         return False
 
