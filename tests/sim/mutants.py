@@ -1092,7 +1092,7 @@ MUTANTS = (
         "            times.append(self._waits_until)\n",
         "            pass\n",
     ),
-    Mutant("cores_left_for_ever", "D7", _SERVING, "DecodeState.STARTED not in states and not states", "not states"),
+    Mutant("cores_left_for_ever", "D7", _SERVING, "0 if states[DecodeState.STARTED] else sum", "sum"),
     # answers that return
     Mutant("answer_unverified", "W1", _BACK_READER, "            if verification is None:\n", "            if True:\n"),
     Mutant("answer_behind_a_gap", "W2", _BACK_READER, "        if match.num_pages < first:\n", "        if False:\n"),

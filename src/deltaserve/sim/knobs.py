@@ -34,7 +34,7 @@ _OVERLAPS_DEEPLY = 0.5
 _OVERLAPS = 0.4
 """Share of runs in which steps are planned while others compute."""
 _PLANS_LATE = 0.3
-_SHARES_CORES = 0.6
+_SHARES_CORES = 0.9
 """Share of runs in which the step behind one that computes is planned shortly before its end, as on the host."""
 _PACED = 0.1
 """Share of runs in which rows and prompts are taken in as a target for the length of a step allows."""

@@ -71,11 +71,11 @@ class Situation(Enum):
     STATE_RECOUNTED = "a recurrent state in a tree is compared with its tokens", 500
     UNEQUAL_PAGES = "pages of unequal sizes on the two sides", 250
     # answers that return
-    WRITTEN_BACK = "pages of an answer land on prefill", 1000
-    WRITE_BACK_REVOKED = "prefill withdraws what it granted for an answer", 50
+    WRITTEN_BACK = "pages of an answer land on prefill", 450
+    WRITE_BACK_REVOKED = "prefill withdraws what it granted for an answer", 40
     # steps
     STEP_AHEAD = "a step is planned while another computes", 500
-    STEP_PUT_OFF = "a step that only decodes is put off while prefill has the cores", 300
+    STEP_PUT_OFF = "a step that only decodes is put off while prefill has the cores", 40
     READ_NOT_FINITE = "KV that is not finite is read", 150
     OTHER_TOKEN = "a token that is computed anew may differ from what it was", 1200
     GUESSES = "guesses at the next tokens are verified", 800

@@ -1,4 +1,4 @@
-"""When decode leaves the cores to prefill: while that has prompts of rooms here, and none of them waits for decode."""
+"""When decode leaves the cores to prefill: while that has more prompts than decode has rows, and none waits here."""
 
 from deltaserve.control.engine.status import DecodeState
 from deltaserve.core.wire.messages import Offer, Starting
@@ -24,15 +24,25 @@ def decoding(shape: Shape, max_tokens: int) -> tuple[Duo, Asked]:
     return duo, first
 
 
-def test_while_prefill_has_a_prompt_and_until_its_pages_are_here() -> None:
+def test_while_prefill_has_more_prompts_than_rows_draw_tokens() -> None:
     duo, first = decoding(Shape(), 40)
     assert not leaves(duo), "nobody else is served"
+    behind = [duo.ask(range(start, start + 12), 3) for start in (20, 40)]
+    duo.until(lambda: state(duo, behind[1]) is DecodeState.OFFERED)
+    assert leaves(duo)
+    duo.until(lambda: {state(duo, each) for each in behind} == {DecodeState.GRANTED})
+    assert leaves(duo)
+    duo.until(lambda: DecodeState.RUNNING in {state(duo, each) for each in behind})
+    assert not leaves(duo)
+    duo.settle(first, *behind)
+
+
+def test_one_prompt_beside_one_row_is_waited_for_by_nobody() -> None:
+    duo, first = decoding(Shape(), 40)
     behind = duo.ask(range(20, 40), 3)
     duo.until(lambda: state(duo, behind) is DecodeState.OFFERED)
-    assert leaves(duo)
+    assert not leaves(duo)
     duo.until(lambda: state(duo, behind) is DecodeState.GRANTED)
-    assert leaves(duo)
-    duo.until(lambda: state(duo, behind) is DecodeState.RUNNING)
     assert not leaves(duo)
     duo.settle(first, behind)
 
@@ -50,9 +60,9 @@ def test_where_a_prompt_waits_for_memory_here_decode_is_what_takes_long() -> Non
     behind = duo.ask(range(20, 56), 3)
     duo.until(lambda: bool(duo.sent(Starting, PREFILL)[1:]) and state(duo, behind) is DecodeState.STARTED)
     duo.link = lambda src, dst, envelope: () if isinstance(envelope.body, Offer) else None
-    last = duo.ask(range(60, 68), 3)
-    duo.until(lambda: state(duo, last) is DecodeState.OFFERED)
+    last = [duo.ask(range(start, start + 8), 3) for start in (60, 70)]
+    duo.until(lambda: state(duo, last[1]) is DecodeState.OFFERED)
     assert state(duo, behind) is DecodeState.STARTED
     assert not leaves(duo)
     duo.link = healthy
-    duo.settle(first, behind, last)
+    duo.settle(first, behind, *last)

@@ -136,7 +136,8 @@ class Instance(Protocol):
         ...
 
     def leaves_cores(self) -> bool:
-        """Whether the next step would only decode, while prompts of rooms here are computed by other workers."""
+        """Whether the next step would only decode, while more prompts of rooms here are with prefill than rows draw
+        tokens: then what these lose is less than what those gain."""
         ...
 
     def transfer_active(self) -> bool:

@@ -4,6 +4,7 @@ A Submit that names a prefill worker is offered to it (intake.py); one that name
 token on both are the same: rows of the scheduler until a stop id, the length, or the front ends them.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from deltaserve.control.engine.api import Event, InstanceConfig
@@ -87,11 +88,11 @@ class Serving:
         """The requests of rooms whose pages are on their way, or about to be."""
         return {room.request for room in self.rooms if room.ticket is not None}
 
-    def waits_for_prefill(self) -> bool:
-        """Whether prefill computes prompts of rooms here, or has them queued; False where one of them waits for memory
-        or a row: the sooner rows here are through, the sooner it has that."""
-        states = {room.state for room in self.rooms if room.prefill is not None}
-        return DecodeState.STARTED not in states and not states.isdisjoint(_WITH_PREFILL)
+    def num_with_prefill(self) -> int:
+        """Rooms whose prompts prefill computes, or has queued; 0 where one of them waits for memory or a row: the
+        sooner rows here are through, the sooner it has that."""
+        states = Counter(room.state for room in self.rooms if room.prefill is not None)
+        return 0 if states[DecodeState.STARTED] else sum(states[state] for state in _WITH_PREFILL)
 
     # ------------------------------------------------------------ driving
 
