@@ -22,6 +22,8 @@ SIGN_OF_LIFE = b"\n\n"
 among them) take every line that is not empty for JSON."""
 
 _SHORTEST_WAIT_S = 0.01
+_LOOKS_LIKE_AN_END = {text.encode(): b"\\u%04x" % ord(text) for text in "\x85\u2028\u2029"}
+"""Characters that end no line of a stream and may stand in JSON as they are, |-> their escapes."""
 
 Result = TypeVar("Result")
 
@@ -39,6 +41,14 @@ def error_reply(error: ApiError, shape: ErrorShape = OPENAI_ERRORS) -> Response:
 def event(body: Mapping[str, object], name: str | None = None) -> bytes:
     """One server-sent event: a `data:` line, after an `event:` line if it has a name."""
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def on_one_line(data: bytes) -> bytes:
+    """An event in which no client finds more lines than there are: many (httpx's `iter_lines`, whatever uses it) split
+    text as Python's `splitlines`, and would cut the JSON in two at such a character."""
+    for character, escape in _LOOKS_LIKE_AN_END.items():
+        data = data.replace(character, escape)
+    return data
 
 
 class SlowReader(Exception):
@@ -79,6 +89,7 @@ class EventWriter:
 
     async def write(self, data: bytes) -> None:
         """Returns when the connection has room again: whoever makes the next event waits for a slow reader."""
+        data = on_one_line(data)
         async with self._turn:
             self._last = _now()
             if not self.has_started:
