@@ -1,14 +1,20 @@
 """What a client is told of a grammar that cannot be followed: the fault, and the field where the client wrote it."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterator, Mapping
+from random import Random
+from typing import Any
 
 import pytest
 
 from deltaserve.core.errors import FailReason, RequestFailed
+from deltaserve.server.api_errors import ApiError
 from deltaserve.server.settings import ServerSettings
+from deltaserve.server.structured_output import Constraint, GrammarCheck, json_grammar
 from deltaserve.server.text.text_codec import TextCodec
 from tests.server.conftest import MODEL, served
 from tests.server.oracle import OracleEngine
+from tools.drawn_schemas import drawn_schema
 
 pytestmark = pytest.mark.anyio
 
@@ -108,3 +114,66 @@ async def test_a_message_about_a_sampling_param_begins_with_its_place(
         reply = await case.client.post("/generate", json={"text": "a", "sampling_params": inside})
         assert reply.status_code == 400
         assert reply.json()["error"]["message"] == message
+
+
+UNSUPPORTED: Mapping[str, object] = {
+    "not": {"type": "null"},
+    "if": {"type": "null"},
+    "contains": {"type": "null"},
+    "minContains": 1,
+    "uniqueItems": True,
+    "propertyNames": {"maxLength": 3},
+    "dependentRequired": {"a": ["b"]},
+    "dependentSchemas": {"a": {}},
+    "unevaluatedItems": False,
+    "unevaluatedProperties": False,
+    "$dynamicRef": "#x",
+}
+"""Keywords that cannot be followed wherever they stand."""
+
+
+def schemas_in(schema: Any) -> Iterator[Any]:
+    """It and all that are needed for a value of it."""
+    yield schema
+    for part in (*schema.get("properties", {}).values(), *schema.get("anyOf", ()), schema.get("items")):
+        if part is not None:
+            yield from schemas_in(part)
+
+
+def fault_of(check: GrammarCheck, schema: Any) -> str:
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(check.check(Constraint("guided_json", json_grammar(schema, "guided_json"))))
+    assert caught.value.status == 400
+    return caught.value.message.removeprefix("guided_json cannot be followed: ")
+
+
+def test_a_keyword_is_named_wherever_it_stands_in_drawn_schemas(codec: TextCodec) -> None:
+    check = GrammarCheck(codec)
+    for seed in range(1000):
+        draw, schema = Random(seed), drawn_schema(seed)
+        keyword = draw.choice(list(UNSUPPORTED))
+        draw.choice(list(schemas_in(schema)))[keyword] = UNSUPPORTED[keyword]
+        assert fault_of(check, schema) == f'not supported: the keyword "{keyword}"', seed
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"$ref": "http://x/y"}, "$ref to another document: http://x/y"),
+        ({"$ref": "#/$defs/no"}, "$ref to what is not there: /$defs/no"),
+        ({"pattern": "(?=a)b"}, "pattern: look-around, including look-ahead and look-behind, is not supported"),
+        ({"pattern": "\\b"}, "pattern: lookarounds not supported yet; WordUnicode in regex /\\b/"),
+        ({"pattern": "["}, "pattern: unclosed character class"),
+        ({"pattern": "a", "patternProperties": {"[ ]  [": {}}}, "patternProperties: unclosed character class"),
+        ({"type": "string", "format": "iri"}, "Unknown format: iri"),
+        ({"type": "object", "minProperties": 5}, "minProperties 5 is not supported here"),
+        ({"type": "integer", "multipleOf": 123457}, "multipleOf is not supported for more than 100000 remainders"),
+        ({"exclusiveMinimum": 1, "maximum": 1.5}, "exclusiveMinimum 1 beside maximum 1.5 is not supported"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf constraints are not supported"),
+    ],
+)
+def test_a_use_that_cannot_be_followed_is_named_by_its_keyword(
+    codec: TextCodec, fields: Mapping[str, object], fault: str
+) -> None:
+    schema = {"type": "object", "properties": {"a": fields}, "required": ["a"]}
+    assert fault_of(GrammarCheck(codec), schema).startswith(fault)

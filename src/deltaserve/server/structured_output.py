@@ -22,6 +22,7 @@ from deltaserve.model.answer_grammars import AnswerGrammars, GrammarError
 from deltaserve.server.api_errors import ApiError, excerpt, invalid, unsupported
 from deltaserve.server.body_fields import BodyPart, Items
 from deltaserve.server.gbnf import lark_of
+from deltaserve.server.grammar_faults import told
 from deltaserve.server.sampling_fields import SamplingFields
 from deltaserve.server.text.text_codec import TextCodec
 
@@ -32,11 +33,6 @@ MAX_CHOICES = 4096
 _LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start[^\S\n]*:)", re.MULTILINE)
 """What tells Lark from GBNF. llguidance's own pattern crosses lines: on empty ones it takes minutes."""
 _NUM_THREADS = 4
-_SHOWN_CHARS = 80
-"""Characters of the library's reason that a client is told."""
-_COPY = re.compile(r" 1 \| ")
-"""Behind its reason the library repeats the lines of the grammar, most of which are ours."""
-_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
 _MOST_PARTS = 64
 """Schemas that are compiled to find out which one is at fault."""
 _OWN_OPTIONS = "x-guidance"
@@ -233,10 +229,11 @@ class GrammarCheck:
         if reason is None:
             return
         for part in constraint.parts[:_MOST_PARTS]:
-            of_part = await self._reason(json_grammar({**part.schema}, part.param))
+            grammar = json_grammar({**part.schema}, part.param)
+            of_part = await self._reason(grammar)
             if of_part is not None:
-                raise _unusable(part.param, of_part, part.owner)
-        raise _unusable(constraint.param, reason)
+                raise _unusable(part.param, of_part, part.owner, grammar)
+        raise _unusable(constraint.param, reason, grammar=constraint.grammar)
 
     async def _reason(self, grammar: str) -> str | None:
         """Why it is of no use; None: it is."""
@@ -321,15 +318,6 @@ def _json_text(value: object, param: str) -> str:
         raise _unusable(param, "arrays and objects stand in each other too deep") from error
 
 
-def _unusable(param: str, reason: str, owner: str = "") -> ApiError:
-    shown = _COPY.split(" ".join(reason.split()), 1)[0]
-    for before in (
-        "(in regex): ",
-        " error: ",
-        "failed to compile JSON schema: ",
-    ):  # behind copies and places
-        shown = shown.rpartition(before)[2]
-    shown = _KEYWORDS.sub(r"not supported: the keyword \1", shown)
-    shown = shown if len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + " ..."
+def _unusable(param: str, reason: str, owner: str = "", grammar: str = "") -> ApiError:
     of = f" of {owner}" if owner else ""
-    return invalid(param, f"{param}{of} cannot be followed: {shown}", "unsupported_grammar")
+    return invalid(param, f"{param}{of} cannot be followed: {told(reason, grammar)}", "unsupported_grammar")
