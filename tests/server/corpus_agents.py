@@ -164,6 +164,68 @@ def _short(value: object) -> str:
     return text if len(text) < 30 else f"{text[:20]}...{zlib.crc32(text.encode()):x}"
 
 
+COUNTED = (
+    "model",
+    "messages",
+    "system",
+    "tools",
+    "tool_choice",
+    "thinking",
+    "mcp_servers",
+    "container",
+    "output_config",
+)
+"""Fields that a count of tokens has as well."""
+
+
+def counts() -> Iterator[Case]:
+    """What a message cannot be has no tokens to count either; only how long it is does not matter."""
+    for name, value, code, param in BOTH + MESSAGES_ONLY:
+        if name in COUNTED and code != _C:
+            status = 404 if code == "model_not_found" else 400
+            yield Case(f"{COUNT}_{name}={_short(value)}", COUNT, message({name: value}), status, code, param or name)
+
+
+def no_json() -> Iterator[Case]:
+    """Bodies that are not the JSON we accept."""
+    for path, good in ((RESPONSES, response({})), (MESSAGES, message({})), (COUNT, message({}))):
+        bodies = {
+            "empty": b"",
+            "truncated": good[:-5],
+            "two": good + good,
+            "array": b"[" + good + b"]",
+            "bad_utf8": good.replace(b"hi", b"\xff"),
+            "surrogate": good.replace(b"hi", b"\xed\xa0\x80"),
+            "utf16": good.decode().encode("utf-16"),
+            "nan": good[:-1] + b', "temperature": NaN}',
+            "deep": good[:-1] + b', "metadata": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        }
+        for name, body in bodies.items():
+            yield Case(f"{path}_{name}", path, body, 400, "invalid_json")
+        yield Case(f"{path}_get", path, b"", 405, "method_not_allowed", None, "GET", {})
+        yield Case(f"{path}_plain", path, good, 415, "unsupported_media_type", None, "POST", {"content-type": "text/x"})
+
+
+def grammars() -> Iterator[Case]:
+    """Schemas that cannot be followed, in the place that each dialect has for one, and fields of other dialects."""
+    for keyword, value in {
+        "not": {}, "if": {}, "contains": {}, "uniqueItems": True, "propertyNames": {}, "dependentRequired": {},
+        "unevaluatedProperties": False, "$ref": "http://127.0.0.1/x", "type": "strin", "pattern": "(?=a)b",
+    }.items():  # fmt: skip
+        schema = {"type": "string"} | {keyword: value}
+        text = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+        output = {"format": {"type": "json_schema", "schema": schema}}
+        code, place = "unsupported_grammar", "output_config.format"
+        yield Case(f"{RESPONSES}_{keyword}", RESPONSES, response({"text": text}), 400, code, "text.format")
+        yield Case(f"{MESSAGES}_{keyword}", MESSAGES, message({"output_config": output}), 400, code, place)
+    for name, given in {
+        "response_format": {"type": "json_object"}, "guided_json": {}, "guided_regex": "a", "guided_choice": ["a"],
+        "guided_grammar": 'root ::= "a"', "structured_outputs": {"regex": "a"}, "ebnf": 'root ::= "a"',
+    }.items():  # fmt: skip
+        for path, body in ((RESPONSES, response), (MESSAGES, message), (COUNT, message)):
+            yield Case(f"{path}_{name}", path, body({name: given}), 400, _U, name)
+
+
 def agent_cases() -> Iterator[Case]:
     """Good JSON with one bad field."""
     for path, body, bad in ((RESPONSES, response, RESPONSES_ONLY), (MESSAGES, message, MESSAGES_ONLY)):
@@ -179,4 +241,4 @@ def agent_cases() -> Iterator[Case]:
     yield Case("embeddings", "/v1/embeddings", b'{"input": "x"}', 404, "not_found")
 
 
-AGENT_CASES = list(agent_cases())
+AGENT_CASES = [*agent_cases(), *counts(), *no_json(), *grammars()]

@@ -37,12 +37,20 @@ _NEVER: Mapping[type, str] = {
     int: "truncate_prompt_tokens thinking_budget thinking_token_budget",
 }
 """Type |-> fields of that type, whose empty value asks for nothing. There is no empty number."""
+_CONSTRAINTS = """
+    structured_outputs guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern json_schema regex
+    ebnf grammar
+"""
+"""What an answer must be, where the endpoint has another field for that or none: a client must not take what comes for
+what it asked for."""
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     **{
         name: (None, *(kind() for kind, names in _NEVER.items() if kind is not int and name in names.split()))
         for names in _NEVER.values()
         for name in names.split()
     },
+    **dict.fromkeys(_CONSTRAINTS.split(), (None, "")),
+    "response_format": (None, "", {"type": "text"}),
     "tool_choice": (None, "", "none", "auto"),
     "parallel_tool_calls": (None, True, False),
     "modalities": (None, [], ["text"]),
