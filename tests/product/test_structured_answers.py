@@ -140,15 +140,19 @@ def test_a_decode_worker_that_is_killed_in_the_middle(right: Reference, folder: 
     product.close()
 
 
-def test_guesses_of_a_draft_head(tiny_models: Path) -> None:
+@pytest.fixture(scope="module", params=BATCHES, ids=lambda numbers: f"{numbers.start}-{numbers.stop}")
+def right_of_head(request: pytest.FixtureRequest, tiny_models: Path) -> Reference:
+    return reference(tiny_models / EAGLE3_MODEL, request.param)
+
+
+def test_guesses_of_a_draft_head(right_of_head: Reference, tiny_models: Path) -> None:
     """Those that the grammar refuses are not verified; how many were right changes nothing."""
-    folder = tiny_models / EAGLE3_MODEL
-    right = reference(folder, range(QUICK // 2))
     roles = (Role.PREFILL, Role.DECODE)
-    product = Product(folder, 1, 1, setup=replaced(drafting=roles, draft_folder=tiny_models / EAGLE3_HEAD))
-    answers = asked(product, right.schemas)
+    setup = replaced(drafting=roles, draft_folder=tiny_models / EAGLE3_HEAD)
+    product = Product(tiny_models / EAGLE3_MODEL, 1, 1, setup=setup)
+    answers = asked(product, right_of_head.schemas)
     product.run_until(answers)
-    right.check(answers)
+    right_of_head.check(answers)
     totals = product.worker(DECODE).instance.parts.scheduler.steps.speculation.totals
     assert 0 < totals.num_right < totals.num_verified
     product.close()
