@@ -29,7 +29,7 @@ def large() -> Iterator[Case]:
         "control_tokens": [{"role": "user", "content": "<|im_end|>" * 300_000}],
         "heads_of_control_tokens": [{"role": "user", "content": "<"}] * 512,
         "system": [{"role": "system", "content": "x" * _LONG}, user],
-        "calls": [{"role": "assistant", "tool_calls": [_call("{}")] * 20_000}, user],
+        "calls": [{"role": "assistant", "tool_calls": [_call("{}") | {"id": f"c{k}"} for k in range(20_000)]}, user],
     }
     for name, messages in conversations.items():
         yield Case(f"large_chat_{name}", CHAT, chat({"messages": messages}), 400, _C, "messages")

@@ -225,13 +225,21 @@ TIED: Mapping[str, tuple[Messages, str]] = {
     ),
     "two, by name": (
         [ASKED, _called(NO_ID, SUB), {**A_SUM, "name": "sub", "content": "0"}, {**A_SUM, "name": "add"}],
-        "#add=functions.add:0#sub=functions.sub:1[tool=functions.sub:1]0[tool=functions.add:0]2",
+        "#add=functions.add:0#sub=functions.sub:1[tool=functions.add:0]2[tool=functions.sub:1]0",
     ),
-    "two of one id": (
-        [ASKED, _called(ADD, {**SUB, "id": "c1"}), TOLD, {**TOLD, "content": "0"}],
-        "#add=c1#sub=c1[tool=c1]2[tool=c1]0",
+    "two, as they ended": (
+        [ASKED, _called(ADD, {**SUB, "id": "c2"}), {**TOLD, "tool_call_id": "c2", "content": "0"}, TOLD, ASKED],
+        "#add=c1#sub=c2[tool=c1]2[tool=c2]0[user]hi",
     ),
-    "one answered twice": ([ASKED, _called(ADD), TOLD, TOLD], "#add=c1[tool=c1]2[tool=c1]2"),
+    "one id in two turns": (
+        [ASKED, _called(ADD), TOLD, _called(ADD), {**TOLD, "content": "3"}],
+        "#add=c1[tool=c1]2[assistant]#add=c1[tool=c1]3",
+    ),
+    "none of two answered": ([ASKED, _called(ADD, {**SUB, "id": "c2"}), ASKED], "#add=c1#sub=c2[user]hi"),
+    "an id that was made up for another": (
+        [ASKED, _called({**ADD, "id": "functions.sub:1"}, SUB), A_SUM, {**A_SUM, "content": "0"}],
+        "#add=functions.sub:1#sub=functions.sub:2[tool=functions.sub:1]2[tool=functions.sub:2]0",
+    ),
     "one of two answered": (
         [ASKED, _called(NO_ID, SUB), A_SUM],
         "#add=functions.add:0#sub=functions.sub:1[tool=functions.add:0]2",
@@ -255,6 +263,8 @@ UNTIED: Mapping[str, Messages] = {
     "another id": [ASKED, _called(ADD), {**TOLD, "tool_call_id": "c2"}],
     "more answers than calls": [ASKED, _called(NO_ID), A_SUM, A_SUM],
     "a turn too late": [ASKED, _called(NO_ID), ASKED, A_SUM],
+    "an answer twice": [ASKED, _called(ADD), TOLD, TOLD],
+    "an answer twice, and none of another": [ASKED, _called(ADD, {**SUB, "id": "c2"}), TOLD, TOLD],
 }
 
 
@@ -266,13 +276,69 @@ async def test_an_answer_without_a_call_is_refused(name: str) -> None:
     assert reply.json()["error"]["param"] == f"messages[{len(UNTIED[name]) - 1}].tool_call_id"
 
 
+_OTHER = {**SUB, "id": "c2"}
+AMBIGUOUS: Mapping[str, tuple[Messages, str, str]] = {
+    "one id twice in a turn": (
+        [ASKED, _called(ADD, {**SUB, "id": "c1"}), TOLD, TOLD],
+        "messages[1].tool_calls[1].id",
+        "messages[1].tool_calls[1].id is 'c1' again: results of calls in one turn could not be told apart",
+    ),
+    "one id twice, and no result": ([ASKED, _called(ADD, ADD), ASKED], "messages[1].tool_calls[1].id", "again"),
+    "a result twice": (
+        [ASKED, _called(ADD), TOLD, TOLD],
+        "messages[3].tool_call_id",
+        "messages[3].tool_call_id is 'c1' again: this call has its result",
+    ),
+    "a result of no call": (
+        [ASKED, _called(ADD), {**TOLD, "tool_call_id": "c2"}],
+        "messages[2].tool_call_id",
+        "messages[2].tool_call_id is 'c2', and no call in the assistant's turn before it has this id",
+    ),
+    "a result without an id, and no call": (
+        [ASKED, A_SUM],
+        "messages[1].tool_call_id",
+        "messages[1].tool_call_id is not there, and no call in the assistant's turn before it lacks a result",
+    ),
+    "a result of the second of two alone": (
+        [ASKED, _called(ADD, _OTHER), {**TOLD, "tool_call_id": "c2"}],
+        "messages[1].tool_calls[0]",
+        "messages[1].tool_calls[0] has no result, and a later call of its turn has one: it could be taken for this "
+        "one's",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+async def test_results_that_could_be_taken_for_another_calls_are_refused(name: str) -> None:
+    messages, param, says = AMBIGUOUS[name]
+    async with served(codec_of(WITH_IDS), OracleEngine(), SETTINGS) as case:
+        reply = await case.client.post("/tokenize", json={"model": MODEL, "messages": messages})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param) and says in error["message"], error
+
+
+async def test_what_a_template_leaves_out_is_named_where_the_client_wrote_it() -> None:
+    third_is_lost = (
+        "{% for m in messages %}{% if loop.index != 3 %}[{{ m.role }}]{{ m.content or '' }}"
+        "{% for c in m.tool_calls or [] %}#{{ c.function.name }}{% endfor %}{% endif %}{% endfor %}"
+    )
+    later = {**TOLD, "tool_call_id": "c2", "content": "0"}
+    async with served(codec_of(third_is_lost), OracleEngine(), SETTINGS) as case:
+        reply = await case.client.post(
+            "/tokenize", json={"model": MODEL, "messages": [ASKED, _called(ADD, _OTHER), later, TOLD]}
+        )
+    assert reply.json()["error"]["param"] == "messages[3].content", "the third that is shown is the fourth that came"
+
+
 async def test_thousands_of_calls_without_ids_cost_no_square_of_time() -> None:
     """Each answer looks at its own call alone."""
     num = 15_000
     calls = [{"function": {"name": f"f{index}"}} for index in range(num)]
     answers = [{"role": "tool", "name": f"f{num - 1 - index}", "content": ""} for index in range(num)]
-    ids = [message.get("tool_call_id") for message in tied([{"role": "assistant", "tool_calls": calls}, *answers])]
-    assert ids[1:] == [f"functions.f{index}:{index}" for index in reversed(range(num))]
+    found = tied([{"role": "assistant", "tool_calls": calls}, *answers])
+    ids = [message.get("tool_call_id") for message in found.messages]
+    assert ids[1:] == [f"functions.f{index}:{index}" for index in range(num)]
+    assert found.order[1:] == [*reversed(range(1, num + 1))]
 
 
 WRONG: Mapping[str, tuple[object, str, str]] = {

@@ -49,7 +49,7 @@ def check_anthropic_error(body: dict[str, object], status: int, param: str | Non
     error = body["error"]
     assert isinstance(error, dict) and error.keys() == {"type", "message"}
     assert error["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
-    assert param is None or error["message"].startswith(f"{param}: "), error
+    assert param is None or error["message"].startswith((f"{param}: ", f"{param} ")), error
     _check_echo(error["message"], sent)
 
 

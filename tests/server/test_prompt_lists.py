@@ -137,6 +137,21 @@ async def test_only_some_tokens_are_drawn(codec: TextCodec) -> None:
         assert matcher.consume_token(token)
 
 
+async def test_only_some_tokens_are_drawn_in_chats(codec: TextCodec) -> None:
+    engine = OracleEngine()
+    async with served(codec, engine, SETTINGS) as case:
+        for path, said in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+            ("/v1/responses", {"input": "a"}),
+        ):
+            for ids in ([97, 99], [97, 272]):
+                reply = await case.client.post(path, json={**said, "allowed_token_ids": ids})
+                assert reply.status_code == (200 if ids == [97, 99] else 400), reply.text
+            assert reply.json()["error"]["message"] == "allowed_token_ids must be one or more ids in 0..271"
+    assert all("<[97,99]>" in str(generation.sampling.grammar) for generation in engine.opened)
+    assert all(generation.sampling.logit_bias for generation in engine.opened), "ends are none of them"
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_tokens_by_their_ids(codec: TextCodec, path: str) -> None:
     asked = {"prompt": "abc", "logprobs": 1} if path == "/v1/completions" else {"logprobs": True, "top_logprobs": 1}

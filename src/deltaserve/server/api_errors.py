@@ -158,6 +158,11 @@ def invalid(param: str | None, message: str, code: str = "invalid_value") -> Api
     return ApiError(400, code, message, param)
 
 
+def missing(param: str) -> ApiError:
+    """A 400 about a field that must be there."""
+    return invalid(param, f"{param} is required", "missing_required_parameter")
+
+
 def unsupported(param: str, message: str | None = None) -> ApiError:
     """400 for something known that this server does not do."""
     return ApiError(400, "unsupported", message or f"{param} is not supported by this server", param)

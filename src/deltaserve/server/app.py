@@ -1,5 +1,6 @@
 """The two applications of a front: the public API, and the admin routes (with it, or on a listener of their own)."""
 
+import re
 from collections.abc import Sequence
 from functools import partial
 
@@ -16,6 +17,7 @@ from deltaserve.server import info_routes as info
 from deltaserve.server.api_errors import ApiError, excerpt
 from deltaserve.server.dialects.registry import DIALECTS
 from deltaserve.server.edge import Edge
+from deltaserve.server.field_errors import only
 from deltaserve.server.front import Front
 from deltaserve.server.openapi import document
 from deltaserve.server.replies import json_reply
@@ -148,4 +150,5 @@ def _no_route(request: Request) -> str:
 
 
 def _no_method(request: Request, allowed: str | None) -> str:
-    return f"{excerpt(request.method)} is not allowed on this route" + (f", {allowed} is" if allowed else "")
+    rest = f", {only(sorted(re.split(r', *', allowed)))}" if allowed else ""
+    return f"{excerpt(request.method)} is not allowed on this route{rest}"

@@ -1,13 +1,25 @@
-"""Ids that tie a tool's answer to its call. Agents leave out either of them, or both."""
+"""Ids that tie a tool's result to its call. Agents leave out either of them, or both."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
-from deltaserve.server.api_errors import invalid
+from deltaserve.server.api_errors import ApiError, excerpt, invalid
 
 Message = Mapping[str, object]
 """A message in OpenAI's form: `tool_calls` is a list of {"function": {"name": ...}}, with or without an "id"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tied:
+    """A conversation whose results are known by their calls."""
+
+    messages: Sequence[Message]
+    """Each call and each tool message has an id; the results of a turn stand in the order of its calls, since many
+    templates show no ids, and their models take the first result for that of the first call."""
+    order: Sequence[int]
+    """Of each message, its index as the client sent it."""
 
 
 @dataclass(slots=True)
@@ -15,37 +27,54 @@ class _CallOfTurn:
     name: object
     id: object
     made_up: str
+    number: int
+    """Place in its turn."""
     is_answered: bool = False
 
 
 class _OpenCalls:
-    """The calls of one assistant turn, while their answers come. Constant time for each: a body may hold thousands."""
+    """The calls of one assistant turn, while their results come. Constant time for each: a body may hold thousands."""
 
-    def __init__(self, calls: Sequence[_CallOfTurn]) -> None:
-        self._by_id = _queues((call.id, call) for call in calls if call.id)
-        self._by_name = _queues((call.name, call) for call in calls)
+    def __init__(self, calls: Sequence[_CallOfTurn], index: int = 0) -> None:
+        """`index`: of the turn's message. Raises ApiError 400 where two calls have one id."""
+        self._index = index
+        self._by_id: dict[object, _CallOfTurn] = {}
+        for call in calls:
+            if call.id and self._by_id.setdefault(call.id, call) is not call:
+                param = f"messages[{index}].tool_calls[{call.number}].id"
+                text = f"{param} is {excerpt(call.id)} again: results of calls in one turn could not be told apart"
+                raise invalid(param, text)
+        self._by_name: dict[object, deque[_CallOfTurn]] = {}
+        for call in calls:
+            self._by_name.setdefault(call.name, deque()).append(call)
         self._all = deque(calls)
+        self._calls = calls
 
-    def answered(self, given: object, name: object) -> _CallOfTurn | None:
-        """The call with this id, else the first that lacks an answer and an id: of those with this name, if any."""
-        call = self._with_id(given) or _open(self._by_name.get(name), given) or _open(self._all, given)
-        if call is not None:
-            call.is_answered = True
-            call.id = call.id or given or call.made_up
+    def answered(self, given: object, name: object, param: str) -> _CallOfTurn:
+        """The call with this id, else the first that lacks a result and an id: of those with this name, if any.
+
+        Raises ApiError 400 naming `param`, where the id stands, for a result of no call or of one that has its own.
+        """
+        call = self._by_id.get(given) or _open(self._by_name.get(name), given) or _open(self._all, given)
+        if call is None:
+            raise _of_no_call(given, param)
+        if call.is_answered:
+            raise invalid(param, f"{param} is {excerpt(given)} again: this call has its result")
+        call.is_answered = True
+        if not call.id:
+            call.id = given or call.made_up
+            self._by_id[call.id] = call
         return call
 
-    def _with_id(self, given: object) -> _CallOfTurn | None:
-        queue = self._by_id.get(given)
-        if not queue:
-            return None
-        return queue.popleft() if len(queue) > 1 else queue[0]  # of one id again: the next call; the last is kept
-
-
-def _queues(pairs: Iterator[tuple[object, _CallOfTurn]]) -> dict[object, deque[_CallOfTurn]]:
-    queues: dict[object, deque[_CallOfTurn]] = {}
-    for key, call in pairs:
-        queues.setdefault(key, deque()).append(call)
-    return queues
+    def end(self) -> None:
+        """Raises ApiError 400 for a call without a result before one that has its own: by their order, as many
+        templates show them, the later one's result would be this one's."""
+        last = max((call.number for call in self._calls if call.is_answered), default=-1)
+        lacking = next((call.number for call in self._calls[: last + 1] if not call.is_answered), None)
+        if lacking is not None:
+            param = f"messages[{self._index}].tool_calls[{lacking}]"
+            text = "has no result, and a later call of its turn has one: it could be taken for this one's"
+            raise invalid(param, f"{param} {text}")
 
 
 def _open(queue: deque[_CallOfTurn] | None, given: object) -> _CallOfTurn | None:
@@ -54,34 +83,51 @@ def _open(queue: deque[_CallOfTurn] | None, given: object) -> _CallOfTurn | None
     return queue[0] if queue and not (given and queue[0].id) else None
 
 
-def tied(messages: Sequence[Message]) -> list[Message]:
-    """The messages with an id in every call and every tool message. An id that only the answer has becomes the call's.
+def _of_no_call(given: object, param: str) -> ApiError:
+    if given:
+        text = f"is {excerpt(given)}, and no call in the assistant's turn before it has this id"
+    else:
+        text = "is not there, and no call in the assistant's turn before it lacks a result"
+    return invalid(param, f"{param} {text}")
 
-    Raises ApiError 400 for a tool message that answers no call of the assistant turn before it.
+
+def tied(messages: Sequence[Message]) -> Tied:
+    """The conversation with an id in every call and every tool message. An id that only the result has becomes the
+    call's, and one that neither has is made up.
+
+    Raises ApiError 400 for results that could be taken for those of another call.
     """
     calls: list[_CallOfTurn] = []
     turn = _OpenCalls(())
-    answers: dict[int, object] = {}
+    keys: list[tuple[int, int]] = []  # (index of the turn, place in it) by which messages are ordered
+    answers: dict[int, _CallOfTurn] = {}
     for index, message in enumerate(messages):
-        if message["role"] != "tool":
-            own = list(_calls(message, len(calls)))
-            calls += own
-            turn = _OpenCalls(own)
+        if message["role"] == "tool":
+            param = f"messages[{index}].tool_call_id"
+            answers[index] = turn.answered(message.get("tool_call_id"), message.get("name"), param)
+            keys.append((keys[-1][0], answers[index].number))
             continue
-        call = turn.answered(message.get("tool_call_id"), message.get("name"))
-        if call is None:
-            text = "a tool message must answer a call of the assistant turn before it"
-            raise invalid(f"messages[{index}].tool_call_id", text)
-        answers[index] = call.id
+        turn.end()
+        own = list(_calls(message, len(calls)))
+        calls += own
+        turn = _OpenCalls(own, index)
+        keys.append((index, -1))
+    turn.end()
     each = iter(calls)
-    return [_completed(message, answers.get(index), each) for index, message in enumerate(messages)]
+    completed = [_completed(message, answers.get(index), each) for index, message in enumerate(messages)]
+    order = sorted(range(len(messages)), key=keys.__getitem__)
+    return Tied([completed[index] for index in order], order)
 
 
 def _calls(message: Message, num_before: int) -> Iterator[_CallOfTurn]:
-    for number, call in enumerate(_list_of(message)):
+    calls = _list_of(message)
+    given = {call.get("id") for call in calls}
+    numbers = count(num_before)
+    for place, call in enumerate(calls):
         name = call["function"]["name"]  # type: ignore[index]
         # Kimi K2 was trained on ids of this form; to other models an id is any text.
-        yield _CallOfTurn(name, call.get("id"), f"functions.{name}:{num_before + number}")
+        made_up = next(each for each in (f"functions.{name}:{number}" for number in numbers) if each not in given)
+        yield _CallOfTurn(name, call.get("id"), made_up, place)
 
 
 def _list_of(message: Message) -> list[Message]:
@@ -89,9 +135,9 @@ def _list_of(message: Message) -> list[Message]:
     return calls if isinstance(calls, list) else []
 
 
-def _completed(message: Message, answer: object, calls: Iterator[_CallOfTurn]) -> Message:
+def _completed(message: Message, answer: _CallOfTurn | None, calls: Iterator[_CallOfTurn]) -> Message:
     if answer is not None:
-        return {**message, "tool_call_id": answer}
+        return {**message, "tool_call_id": answer.id}
     inner = _list_of(message)
     if not inner:
         return message

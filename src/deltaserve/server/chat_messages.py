@@ -7,9 +7,10 @@ from typing import Literal
 from pydantic import BaseModel, model_validator
 
 from deltaserve.control.front.client import Limits
-from deltaserve.server.api_errors import ApiError, invalid, unsupported
+from deltaserve.server.api_errors import ApiError, invalid, missing, unsupported
 from deltaserve.server.body_fields import BodyPart, Items, UnknownFields
-from deltaserve.server.call_ids import tied
+from deltaserve.server.call_ids import Tied, tied
+from deltaserve.server.field_errors import listed
 from deltaserve.server.prompts import too_long
 from deltaserve.server.read import parse_object
 from deltaserve.server.text.template_needs import REASONING_NAMES, TemplateError
@@ -89,7 +90,7 @@ def encode_messages(
         raise unsupported("messages", "this model has no chat template; use /v1/completions")
     try:
         encode = codec.encode_open_chat if is_open else codec.encode_chat
-        tokens = encode(read, options, limits.max_context_len if limits else None)
+        tokens = encode(read.messages, options, limits.max_context_len if limits else None)
     except TooManyTokens as error:
         assert limits is not None
         raise too_long(error.least, "messages", limits) from error
@@ -104,15 +105,13 @@ def encode_messages(
 _WAY_OUT = "leave it out, write it as text, or serve a model whose template shows it"
 
 
-def _tell_left_out(
-    messages: Sequence[Mapping[str, object]], options: Mapping[str, object], codec: TextCodec, unknown: UnknownFields
-) -> None:
+def _tell_left_out(read: Tied, options: Mapping[str, object], codec: TextCodec, unknown: UnknownFields) -> None:
     """A turn that the template leaves out is refused; a field beside others that are shown is counted."""
-    for lost in codec.left_out(messages, options):
+    for lost in codec.left_out(read.messages, options):
         if lost.is_whole:
-            role = messages[lost.index]["role"]
+            role = read.messages[lost.index]["role"]
             text = f"the model's chat template leaves out this part of a message with role {role}; {_WAY_OUT}"
-            raise invalid(f"messages[{lost.index}].{lost.field}", text)
+            raise invalid(f"messages[{read.order[lost.index]}].{lost.field}", text)
         unknown.leave_out(f"messages[].{lost.field}")
 
 
@@ -130,7 +129,7 @@ def _read(message: ChatMessage, param: str, unknown: UnknownFields) -> dict[str,
     if content is None and message.role == "tool":
         content = ""  # a function that returns nothing
     if content is None and message.role != "assistant":
-        raise invalid(f"{param}.content", "content is required", "missing_required_parameter")
+        raise missing(f"{param}.content")
     read: dict[str, object] = {"role": message.role, "content": content}
     reasoning = _reasoning(message, thoughts, param)
     if reasoning is not None:
@@ -157,7 +156,7 @@ def _reasoning(message: ChatMessage, thoughts: str, param: str) -> str | None:
     named: dict[str, str] = {name: getattr(message, name) for name in REASONING_NAMES if getattr(message, name)}
     said = {*named.values(), *([thoughts] if thoughts else [])}
     if len(said) > 1:
-        raise invalid(f"{param}.{next(iter(named))}", f"{' and '.join(named) or 'reasoning'} and content differ")
+        raise invalid(f"{param}.{next(iter(named))}", f"{listed([*named, *(['content'] if thoughts else [])])} differ")
     return said.pop() if said else None
 
 

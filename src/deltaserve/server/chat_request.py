@@ -8,7 +8,7 @@ from deltaserve.server.chat_messages import ChatMessage, encode_messages
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, compose
 from deltaserve.server.prompts import KeptTokens, Prompt, limits_to_cut, num_kept
 from deltaserve.server.sampling_fields import EndpointFields
-from deltaserve.server.structured_output import Constraint, PartSchema, constraint_of, without_constraints
+from deltaserve.server.structured_output import Constraint, PartSchema, constraint_of
 from deltaserve.server.text.answers.answer_grammar import AnswerShape, Calls, answer_grammar, can_bound
 from deltaserve.server.text.answers.answer_reader import AnswerReading, PromptEnd, ShowReasoning
 from deltaserve.server.text.answers.answer_syntax import AnswerSyntax
@@ -75,7 +75,7 @@ def chat_job(request: ChatRequest, asker: Asker, job_id: str) -> Job:
     prompt = chat_prompt(request, replace(asker, limits=limits_to_cut(asker.limits, kept))).cut(kept)
     asked = EndpointFields(limit.resolve(prompt), request.logprobs, request.fields.prompt_logprobs)
     constraint = _constraint(request, asker.codec, prompt, asked.max_tokens)
-    job = compose(without_constraints(request.fields), asker, [prompt], [asked], job_id, constraint)
+    job = compose(request.fields, asker, [prompt], [asked], job_id, constraint)
     return replace(job, text=_text_options(job.text, request, asker.codec, prompt))
 
 

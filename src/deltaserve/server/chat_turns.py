@@ -1,20 +1,20 @@
 """Conversations in other words than those of chat completions: made into messages, and errors told in their words."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from deltaserve.server.api_errors import ApiError, invalid
+from deltaserve.server.api_errors import ApiError, invalid, unsupported
 from deltaserve.server.chat_messages import ChatMessage
-from deltaserve.server.field_errors import first_error
+from deltaserve.server.field_errors import first_error, listed, only, shown
 from deltaserve.server.jobs import Job
 
 Part = TypeVar("Part", bound=BaseModel)
-_MESSAGE = re.compile(r"messages\[(\d+)\]")
+_MESSAGE = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\])?(?:\.(.*))?")
 _FUNCTION = re.compile(r"^(tools\[\d+\])\.function")
 
 
@@ -25,6 +25,8 @@ class Turns:
     messages: list[dict[str, object]] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
     """Where the client wrote each."""
+    call_places: dict[tuple[int, int], str] = field(default_factory=dict)
+    """(index of a message, number of a call in it) |-> where the client wrote the call."""
 
     def add(self, place: str, **message: object) -> None:
         self.messages.append(message)
@@ -36,6 +38,7 @@ class Turns:
             self.add(place, role="assistant", content=None)
         calls = self.messages[-1].setdefault("tool_calls", [])
         assert isinstance(calls, list)
+        self.call_places[len(self.messages) - 1, len(calls)] = place
         calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
     def read(self) -> list[ChatMessage]:
@@ -49,17 +52,20 @@ def read_part(model: type[Part], value: Mapping[str, object], place: str) -> Par
         return model.model_validate(value)
     except ValidationError as error:
         wrong = first_error(error)
-        wrong.param = f"{place}.{wrong.param}" if wrong.param else place
+        wrong.rename(f"{place}.{wrong.param}" if wrong.param else place)
         raise wrong from error
 
 
-def place_of(places: Sequence[str], names: Mapping[str, str]) -> Callable[[str], str]:
-    """The client's name of a field by that of chat completions. `names`: those that differ."""
+def place_of(turns: Turns, names: Mapping[str, str], parts: Mapping[str, str]) -> Callable[[str], str]:
+    """The client's name of a field by that of chat completions. `names`: those that differ. `parts`: of a field of a
+    message or a call, that which it has there; of the others the place alone is told, since it is no field there."""
 
     def found(param: str) -> str:
-        message = _MESSAGE.match(param)
-        if message is not None and int(message[1]) < len(places):
-            return places[int(message[1])]
+        message = _MESSAGE.fullmatch(param)
+        if message is not None and int(message[1]) < len(turns.places):
+            index, call, part = int(message[1]), message[2], message[3] or ""
+            place = turns.places[index] if call is None else turns.call_places[index, int(call)]
+            return f"{place}.{parts[part]}" if part in parts else place
         param = _FUNCTION.sub(r"\1", param)
         theirs = next((name for name in names if re.match(rf"{re.escape(name)}\b", param)), None)
         return param if theirs is None else names[theirs] + param.removeprefix(theirs)
@@ -87,10 +93,10 @@ def named_job(job: Job, name: Callable[[str], str]) -> Job:
 
 def kind_of(value: Mapping[str, object], kinds: Collection[str], place: str) -> str:
     """The `type` of an object. Raises ApiError 400 for one that is none of `kinds`."""
-    kind = value.get("type")
+    kind, param = value.get("type"), f"{place}.type"
+    quoted = [f'"{each}"' for each in kinds]
     if not isinstance(kind, str):
-        raise invalid(f"{place}.type", f"type must be one of {', '.join(kinds)}")
+        raise invalid(param, f"{param} is {shown(kind)}, expected {listed(quoted, 'or')}")
     if kind not in kinds:
-        message = f"{kind[:40]!r} is not supported: {', '.join(kinds)} are, and nothing is fetched from a URL"
-        raise ApiError(400, "unsupported", message, f"{place}.type")
+        raise unsupported(param, f"{param} is {shown(kind)}, {only(quoted)} supported")
     return kind

@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from deltaserve.server.api_errors import ApiError, invalid
+from deltaserve.server.api_errors import ApiError, invalid, missing
 
 _SHOULD = "Input should be "
 _KINDS = {
@@ -34,15 +34,21 @@ def first_error(error: ValidationError) -> ApiError:
     first = max((e for e in errors if e["loc"][:1] == errors[0]["loc"][:1]), key=lambda e: len(e["loc"]))
     param = _path(first["loc"])
     if first["type"] == "missing":
-        return invalid(param, f"{param} is required", "missing_required_parameter")
+        return missing(param)
     wanted = dict.fromkeys(_wanted(each) for each in errors if _path(each["loc"]) == param)
     if None in wanted:
         return invalid(param, f"{param}: {first['msg'][:200]}")
-    return invalid(param, f"{param} is {_shown(first['input'])}, expected {_any_of(list(map(str, wanted)))}"[:300])
+    return invalid(param, f"{param} is {shown(first['input'])}, expected {listed([*map(str, wanted)], 'or')}"[:300])
 
 
-def _any_of(kinds: list[str]) -> str:
-    return " or ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
+def listed(words: Sequence[str], last: str = "and") -> str:
+    """Words as a sentence lists them; `last` stands before the last one."""
+    return f" {last} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def only(words: Sequence[str]) -> str:
+    """`only a is`, `only a and b are`: what a refusal says of what it would take."""
+    return f"only {listed(words)} {'is' if len(words) == 1 else 'are'}"
 
 
 def _wanted(error: ErrorDetails) -> str | None:
@@ -55,7 +61,7 @@ def _wanted(error: ErrorDetails) -> str | None:
     return ("a value " if error["type"] in _BOUNDS else "") + message.removeprefix(_SHOULD)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value of JSON in a few words."""
     if isinstance(value, dict):
         return "an object"

@@ -17,7 +17,7 @@ from deltaserve.server.body_fields import BodyPart, UnknownFields
 from deltaserve.server.prompts import Prompt
 from deltaserve.server.sampling_fields import EndpointFields, derive_seed, resolve, stop_strings
 from deltaserve.server.settings import ServerSettings
-from deltaserve.server.structured_output import Constraint, ConstraintFields, constraint_of
+from deltaserve.server.structured_output import Constraint, ConstraintFields
 from deltaserve.server.text.sample_text import TextOptions
 from deltaserve.server.text.text_codec import TextCodec
 
@@ -191,13 +191,10 @@ def compose(
     prompts: Sequence[Prompt],
     asked: Sequence[EndpointFields],
     job_id: str,
-    constraint: Constraint | None = None,
+    constraint: Constraint | None,
 ) -> Job:
-    """The job of `prompts`, one `EndpointFields` each. Raises ApiError 400.
-
-    `constraint`: of what the endpoint read on its own, beside the fields that all have.
-    """
-    constraint = constraint_of(body, constraint)
+    """The job of `prompts`, one `EndpointFields` each. `constraint`: all that is asked of the answer, by `body` and
+    beside it. Raises ApiError 400."""
     grammar = None if constraint is None else constraint.grammar
     num_each = 1 if body.n is None else body.n
     if not 1 <= num_each <= asker.settings.max_n:
@@ -241,4 +238,4 @@ def _check_stream(body: Common) -> None:
     if not body.stream:
         raise invalid("stream_options", "stream_options is only allowed with stream")
     if body.stream_options.include_obfuscation:
-        raise unsupported("stream_options.include_obfuscation", "include_obfuscation is not supported")
+        raise unsupported("stream_options.include_obfuscation")

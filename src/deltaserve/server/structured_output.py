@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 from llguidance import regex_to_lark
@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from deltaserve.core.sampling import MAX_GRAMMAR_BYTES
 from deltaserve.model.answer_grammars import AnswerGrammars, GrammarError
-from deltaserve.server.api_errors import ApiError, excerpt, invalid, unsupported
+from deltaserve.server.api_errors import ApiError, excerpt, invalid, missing, unsupported
 from deltaserve.server.body_fields import BodyPart, Items
 from deltaserve.server.gbnf import lark_of
 from deltaserve.server.grammar_faults import told
@@ -38,7 +38,6 @@ _MOST_PARTS = 64
 _OWN_OPTIONS = "x-guidance"
 """Where llguidance looks for its options in a schema: a client's could say that unknown keywords count for nothing."""
 Schema = dict[str, object] | bool
-Fields = TypeVar("Fields", bound="ConstraintFields")
 _EMPTY_IS_NONE = BeforeValidator(lambda value: None if value == "" else value)
 
 
@@ -113,12 +112,10 @@ class Constraint:
     """Schemas of clients in it: where the grammar is of no use, the fault is looked for in these."""
 
 
-def constraint_of(fields: ConstraintFields, other: Constraint | None = None) -> Constraint | None:
-    """The constraint of a request; `other`: of what else it asks for, tools for instance. Raises ApiError 400 for one
-    that cannot be a grammar, and for more than one."""
+def constraint_of(fields: ConstraintFields) -> Constraint | None:
+    """The constraint of a request. Raises ApiError 400 for one that cannot be a grammar, and for more than one."""
     spaces = SPACES if fields.guided_whitespace_pattern is None else fields.guided_whitespace_pattern
-    found = [] if other is None else [other]
-    found += _of_response_format(fields.response_format, spaces)
+    found = _of_response_format(fields.response_format, spaces)
     found += _of_structured_outputs(fields.structured_outputs, spaces)
     for param, schema in (("guided_json", fields.guided_json), ("json_schema", fields.json_schema)):
         if schema not in (None, ""):
@@ -140,12 +137,6 @@ def constraint_of(fields: ConstraintFields, other: Constraint | None = None) -> 
             message = f"{one.param} makes a grammar of {num_bytes} bytes, at most {MAX_GRAMMAR_BYTES} are allowed"
             raise invalid(one.param, message)
     return found[0] if found else None
-
-
-def without_constraints(fields: Fields) -> Fields:
-    """The same request, its constraint left out: it is part of a larger one."""
-    names = ConstraintFields.model_fields.keys() - SamplingFields.model_fields.keys()
-    return fields.model_copy(update=dict.fromkeys(names))
 
 
 def json_grammar(schema: Schema, param: str, spaces: str = SPACES) -> str:
@@ -255,8 +246,7 @@ def _of_response_format(given: ResponseFormat | None, spaces: str) -> list[Const
         return [Constraint(param, json_grammar(rules, param, spaces))]
     rules_given = given.rules if given.json_schema is None else given.json_schema.rules
     if rules_given is None:
-        param = "response_format.json_schema.schema"
-        raise invalid(param, f"{param} is required", "missing_required_parameter")
+        raise missing("response_format.json_schema.schema")
     return [Constraint(param, json_grammar(rules_given, param, spaces))]
 
 

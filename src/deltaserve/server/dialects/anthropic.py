@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from deltaserve.core.ids import Namespace
 from deltaserve.core.wire.messages import FinishReason
-from deltaserve.server.api_errors import ApiError, ErrorShape, Json, closed_object, invalid, unsupported
+from deltaserve.server.api_errors import ApiError, ErrorShape, Json, closed_object, invalid, missing, unsupported
 from deltaserve.server.body_fields import Body, BodyPart, Items, parse
 from deltaserve.server.chat_request import ChatRequest, chat_job, chat_prompt, template_options
 from deltaserve.server.chat_turns import Turns, kind_of, named_job, place_of, read_part, told_by
@@ -35,6 +35,8 @@ _NAMES = {
     "reasoning_effort": "output_config.effort",
 }
 """Chat completions' name of a field |-> ours, where they differ."""
+_PARTS = {"id": "id", "tool_call_id": "tool_use_id", "function.name": "name", "function.arguments": "input"}
+"""Chat completions' name of a field of a message or call |-> that of a block."""
 
 
 class Metadata(BodyPart):
@@ -150,7 +152,7 @@ def _job(body: MessagesBody, asker: Asker) -> Job:
     """Validate everything that needs the tokenizer or the limits. Raises ApiError 400 or 404."""
     check_model(body.model, asker.settings)
     turns = _turns(body, asker)
-    name = place_of(turns.places, _NAMES)
+    name = place_of(turns, _NAMES, _PARTS)
     with told_by(name):
         request = replace(_request(body, turns), fields=_common(body, asker), max_tokens=body.max_tokens)
         return named_job(chat_job(request, asker, new_id("msg_")), name)
@@ -236,7 +238,7 @@ class _TurnBlocks:
         self._asker = asker
         self._texts: list[Json] = []
         self._thoughts: list[str] = []
-        self._calls: list[ToolUseBlock] = []
+        self._calls: list[tuple[ToolUseBlock, str]] = []
         said = {"text": self._text}
         answered = {"thinking": self._thinking, "tool_use": self._tool_use}
         self.kinds = said | (answered if role == "assistant" else {"tool_result": self._tool_result})
@@ -248,7 +250,7 @@ class _TurnBlocks:
         self._thoughts.append(read_part(ThinkingBlock, block, place).thinking)
 
     def _tool_use(self, block: Mapping[str, object], place: str) -> None:
-        self._calls.append(read_part(ToolUseBlock, block, place))
+        self._calls.append((read_part(ToolUseBlock, block, place), place))
 
     def _tool_result(self, block: Mapping[str, object], place: str) -> None:
         self.end()
@@ -264,8 +266,8 @@ class _TurnBlocks:
             return
         thoughts = {"reasoning_content": "".join(self._thoughts)} if self._thoughts else {}
         self._turns.add(self._place, role=self._role, content=list(self._texts) or None, **thoughts)
-        for call in self._calls:
-            self._turns.call(self._place, call.id, call.name, call.input)
+        for call, place in self._calls:
+            self._turns.call(place, call.id, call.name, call.input)
         self._texts.clear()
 
 
@@ -290,7 +292,7 @@ def _tools(body: ConversationBody) -> ToolUse:
         tools.append(FunctionTool(read.name, read.description, read.input_schema, bool(read.strict)))
     choice = body.tool_choice or CallChoice(type="auto")
     if choice.type == "tool" and choice.name is None:
-        raise invalid("tool_choice.name", "tool_choice.name is required", "missing_required_parameter")
+        raise missing("tool_choice.name")
     mode = {"auto": CallMode.AUTO, "none": CallMode.NONE}.get(choice.type, CallMode.REQUIRED)
     only = [choice.name] if choice.type == "tool" and choice.name is not None else None
     return tool_use(tools, mode, only, is_parallel=not choice.disable_parallel_tool_use)
@@ -440,7 +442,9 @@ _TYPES = {
 
 def _error_body(error: ApiError) -> Json:
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    told = error.message if error.param is None else f"{error.param}: {error.message}"
+    param, told = error.param, error.message
+    if param is not None and not told.startswith((f"{param} ", f"{param}:")):
+        told = f"{param}: {told}"
     return {"type": "error", "error": {"type": kind, "message": told[:500]}}
 
 
@@ -465,7 +469,7 @@ def _num_tokens(body: CountBody, front: Front) -> int:
     asker = Asker(Namespace(""), 0.0, front.limits(), front.text, front.settings, front.unknown_fields)
     check_model(body.model, asker.settings)
     turns = _turns(body, asker)
-    with told_by(place_of(turns.places, _NAMES)):
+    with told_by(place_of(turns, _NAMES, _PARTS)):
         return len(chat_prompt(_request(body, turns), asker).tokens)
 
 

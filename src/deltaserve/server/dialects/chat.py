@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from deltaserve.core.wire.messages import FinishReason
-from deltaserve.server.api_errors import Json, invalid
+from deltaserve.server.api_errors import Json, invalid, missing
 from deltaserve.server.body_fields import Items, at_most
 from deltaserve.server.chat_messages import ChatMessage, MessagePart, count_others
 from deltaserve.server.chat_request import MAX_OPTIONS, ChatRequest, chat_job, template_options
@@ -153,10 +153,10 @@ def _choice(choice: str | ToolChoice | None) -> tuple[CallMode | None, Sequence[
         return (CallMode(choice) if choice else None), None
     if choice.type == "function":
         if choice.function is None:
-            raise invalid("tool_choice.function", "function is required", "missing_required_parameter")
+            raise missing("tool_choice.function")
         return CallMode.REQUIRED, [choice.function.name]
     if choice.allowed_tools is None:
-        raise invalid("tool_choice.allowed_tools", "allowed_tools is required", "missing_required_parameter")
+        raise missing("tool_choice.allowed_tools")
     allowed = choice.allowed_tools
     return CallMode(allowed.mode), [each.function.name for each in allowed.tools]
 

@@ -11,6 +11,7 @@ from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, Sample, chec
 from deltaserve.server.openai_format import OpenAiFormat
 from deltaserve.server.prompts import KeptTokens, Prompt, TruncationSide, limits_to_cut, num_kept, read_prompts
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
+from deltaserve.server.structured_output import constraint_of
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
 from deltaserve.server.usage import finite
@@ -58,7 +59,7 @@ def completion_job(body: CompletionBody, asker: Asker) -> Job:
     if body.echo and body.logprobs is not None:
         prompt_logprobs = max(prompt_logprobs or 0, body.logprobs)
     asked = [EndpointFields(limit.resolve(prompt), body.logprobs, prompt_logprobs) for prompt in prompts]
-    return compose(body, asker, prompts, asked, new_id("cmpl-"))
+    return compose(body, asker, prompts, asked, new_id("cmpl-"), constraint_of(body))
 
 
 class CompletionFormat(OpenAiFormat):

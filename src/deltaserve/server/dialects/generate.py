@@ -18,6 +18,7 @@ from deltaserve.server.prompts import Prompt, read_prompt
 from deltaserve.server.read import ID_CHARACTERS
 from deltaserve.server.replies import event
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
+from deltaserve.server.structured_output import constraint_of
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
 from deltaserve.server.usage import Counted, cached_details, cached_len, finite
@@ -76,7 +77,7 @@ def generate_job(body: GenerateBody, asker: Asker) -> Job:
     input_logprobs = None if start is None else logprobs
     asked = [EndpointFields(limit.resolve(prompt), logprobs, input_logprobs) for prompt in prompts]
     with _inside_sampling_params(body):
-        job = compose(fields, asker, prompts, asked, body.rid or new_id("gen-"))
+        job = compose(fields, asker, prompts, asked, body.rid or new_id("gen-"), constraint_of(fields))
     job = replace(job, is_list=is_list or len(job.samples) > 1)
     if job.constraint is None:
         return job

@@ -11,6 +11,7 @@ from deltaserve.server.body_fields import BodyPart, Items, at_most, parse
 from deltaserve.server.chat_request import MAX_OPTIONS, ChatRequest, chat_job, template_options
 from deltaserve.server.chat_turns import Turns, kind_of, named_job, place_of, read_part, told_by
 from deltaserve.server.dialect import AnswerFormat, Dialect
+from deltaserve.server.field_errors import listed, shown
 from deltaserve.server.jobs import Asker, Common, Job, check_model, new_id
 from deltaserve.server.replies import event
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, SamplingFields
@@ -24,6 +25,14 @@ from deltaserve.server.usage import Counted, cached_len, logprob_entries
 _LOGPROBS = "message.output_text.logprobs"
 _NAMES = {"messages": "input", "response_format.json_schema": "text.format", "response_format": "text.format"}
 """Chat completions' name of a field |-> ours, where they differ."""
+_PARTS = {
+    "id": "call_id",
+    "tool_call_id": "call_id",
+    "function.name": "name",
+    "function.arguments": "arguments",
+    "content": "content",
+}
+"""Chat completions' name of a field of a message or call |-> that of an item."""
 
 
 class ReasoningOptions(BodyPart):
@@ -149,7 +158,7 @@ def _job(body: ResponsesBody, asker: Asker) -> Job:
     check_model(body.model, asker.settings)
     _refuse(body)
     turns = _turns(body)
-    name = place_of(turns.places, _NAMES)
+    name = place_of(turns, _NAMES, _PARTS)
     with told_by(name):
         request = ChatRequest(
             fields=_common(body, asker),
@@ -175,7 +184,7 @@ def _refuse(body: ResponsesBody) -> None:
     if body.truncation not in (None, "disabled"):
         raise unsupported("truncation", "only disabled is supported: a conversation that is too long is refused")
     if body.stream_options and body.stream_options.include_obfuscation:
-        raise unsupported("stream_options.include_obfuscation", "include_obfuscation is not supported")
+        raise unsupported("stream_options.include_obfuscation")
 
 
 def _common(body: ResponsesBody, asker: Asker) -> Common:
@@ -310,14 +319,13 @@ def _choice(choice: str | Mapping[str, object] | None) -> tuple[CallMode | None,
     if choice is None or isinstance(choice, str):
         modes = [mode.value for mode in CallMode]
         if choice and choice not in modes:
-            raise invalid("tool_choice", f"tool_choice must be one of {', '.join(modes)}, or an object")
+            quoted = [f'"{mode}"' for mode in modes]
+            raise invalid("tool_choice", f"tool_choice is {shown(choice)}, expected {listed(quoted, 'or')}")
         return (CallMode(choice) if choice else None), None
-    if choice.get("type") == "function":
+    if kind_of(choice, ("function", "allowed_tools"), "tool_choice") == "function":
         return CallMode.REQUIRED, [read_part(AllowedFunction, choice, "tool_choice").name]
-    if choice.get("type") == "allowed_tools":
-        allowed = read_part(AllowedFunctions, choice, "tool_choice")
-        return CallMode(allowed.mode), [tool.name for tool in allowed.tools]
-    raise unsupported("tool_choice.type", "of objects, function and allowed_tools are supported")
+    allowed = read_part(AllowedFunctions, choice, "tool_choice")
+    return CallMode(allowed.mode), [tool.name for tool in allowed.tools]
 
 
 # ---------------------------------------------------------------- answer

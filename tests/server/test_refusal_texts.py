@@ -1,0 +1,147 @@
+"""What a refusal says: the whole name of the place, once, and what would be taken in words that fit their number."""
+
+import re
+from collections.abc import Mapping
+
+import pytest
+
+from deltaserve.server.settings import ServerSettings
+from deltaserve.server.text.text_codec import TextCodec
+from tests.server.conftest import MODEL, served
+from tests.server.corpus import CASES, CHAT
+from tests.server.corpus_agents import AGENT_CASES, MESSAGES, RESPONSES
+from tests.server.corpus_more import MORE_CASES
+from tests.server.oracle import OracleEngine
+
+pytestmark = pytest.mark.anyio
+SAID = {"role": "user", "content": "hi"}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "x"}
+USE = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "c", "content": "x"}
+BODIES: Mapping[str, Mapping[str, object]] = {
+    CHAT: {"model": MODEL, "messages": [SAID], "max_tokens": 2},
+    RESPONSES: {"model": MODEL, "input": "hi", "max_output_tokens": 2},
+    MESSAGES: {"model": MODEL, "messages": [SAID], "max_tokens": 2},
+}
+TEXTS: tuple[tuple[str, Mapping[str, object], str], ...] = (
+    (RESPONSES, {"tools": [{"type": "web_search"}]}, 'tools[0].type is "web_search", only "function" is supported'),
+    (RESPONSES, {"tools": [{"name": "f"}]}, 'tools[0].type is null, expected "function"'),
+    (
+        RESPONSES,
+        {"input": [{"type": "item_reference"}]},
+        'input[0].type is "item_reference", only "message", "function_call", "function_call_output" and "reasoning" '
+        "are supported",
+    ),
+    (RESPONSES, {"input": [{"role": "user"}]}, "input[0].content is required"),
+    (RESPONSES, {"tool_choice": "sometimes"}, 'tool_choice is "sometimes", expected "none", "auto" or "required"'),
+    (
+        RESPONSES,
+        {"tool_choice": {"type": "mcp"}},
+        'tool_choice.type is "mcp", only "function" and "allowed_tools" are supported',
+    ),
+    (
+        RESPONSES,
+        {"input": [SAID, {"type": "function_call_output", "call_id": "c", "output": ""}]},
+        "input[1].call_id is 'c', and no call in the assistant's turn before it has this id",
+    ),
+    (MESSAGES, {"messages": [None]}, "messages[0] is null, expected an object"),
+    (MESSAGES, {"messages": []}, "messages is empty"),
+    (MESSAGES, {"max_tokens": 0}, "max_tokens is 0, allowed is 1..512, the context's length"),
+    (MESSAGES, {"messages": [{"role": "user"}]}, "messages[0].content is required"),
+    (
+        MESSAGES,
+        {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+        'messages[0].content[0].type is "image", only "text" and "tool_result" are supported',
+    ),
+    (MESSAGES, {"system": [{"type": "image"}]}, 'system[0].type is "image", only "text" is supported'),
+    (
+        MESSAGES,
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        'tools[0].type is "web_search_20250305", only "custom" is supported',
+    ),
+    (
+        RESPONSES,
+        {"input": [SAID, CALL, {**CALL, "name": "g"}]},
+        "input[2].call_id is 'c' again: results of calls in one turn could not be told apart",
+    ),
+    (
+        RESPONSES,
+        {"input": [SAID, CALL, OUTPUT, OUTPUT]},
+        "input[3].call_id is 'c' again: this call has its result",
+    ),
+    (
+        RESPONSES,
+        {"input": [SAID, {**CALL, "arguments": "{"}]},
+        "the text of arguments is not JSON (Input data was truncated)",
+    ),
+    (
+        RESPONSES,
+        {"input": [SAID, CALL, {**CALL, "call_id": "d"}, {**OUTPUT, "call_id": "d"}]},
+        "input[1] has no result, and a later call of its turn has one: it could be taken for this one's",
+    ),
+    (
+        MESSAGES,
+        {"messages": [SAID, {"role": "assistant", "content": [USE, {**USE, "name": "g"}]}, SAID]},
+        "messages[1].content[1].id is 'c' again: results of calls in one turn could not be told apart",
+    ),
+    (
+        MESSAGES,
+        {"messages": [SAID, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [RESULT, RESULT]}]},
+        "messages[2].content[1].tool_use_id is 'c' again: this call has its result",
+    ),
+    (
+        MESSAGES,
+        {"messages": [SAID, {"role": "user", "content": [RESULT]}]},
+        "messages[1].content[0].tool_use_id is 'c', and no call in the assistant's turn before it has this id",
+    ),
+    (MESSAGES, {"model": "x"}, "model: the model 'x' does not exist here; this server has 'tiny'"),
+    (CHAT, {"tools": [{"type": "web_search"}]}, "tools[0].type is \"web_search\", expected 'function'"),
+    (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice.function is required"),
+    (CHAT, {"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools is required"),
+    (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content is required"),
+    (
+        CHAT,
+        {"messages": [SAID, {"role": "assistant", "content": "a", "reasoning": "b", "thinking": "c"}, SAID]},
+        "thinking and reasoning differ",
+    ),
+    (
+        CHAT,
+        {
+            "messages": [
+                SAID,
+                {"role": "assistant", "content": [{"type": "thinking", "thinking": "a"}], "reasoning": "b"},
+                SAID,
+            ]
+        },
+        "reasoning and content differ",
+    ),
+)
+
+
+@pytest.mark.parametrize(("path", "fields", "text"), TEXTS)
+async def test_a_refusal_reads_well(codec: TextCodec, path: str, fields: Mapping[str, object], text: str) -> None:
+    async with served(codec, OracleEngine(), ServerSettings(MODEL)) as server:
+        reply = await server.client.post(path, json={**BODIES[path], **fields})
+    assert reply.status_code in (400, 404)
+    assert reply.json()["error"]["message"] == text
+
+
+async def test_no_refusal_has_its_place_twice_nor_a_list_of_one_in_the_plural(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(), ServerSettings(MODEL)) as server:
+        for case in (*CASES, *MORE_CASES, *AGENT_CASES):
+            reply = await server.client.request(case.method, case.path, content=case.body, headers=dict(case.headers))
+            message = reply.json()["error"]["message"]
+            assert not re.match(r"(\S+): \1\b", message), message
+            assert not re.search(r"\bonly [^ ,]+ are\b", message), message
+            param = case.param or ""
+            short = re.sub(r".*[.\]]", "", param)
+            assert not short or short == param or not message.startswith(f"{short} is "), message
+
+
+async def test_a_method_is_refused_with_those_that_are_allowed(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(), ServerSettings(MODEL)) as server:
+        one = await server.client.get(CHAT)
+        two = await server.client.post("/health")
+    assert one.json()["error"]["message"] == "'GET' is not allowed on this route, only POST is"
+    assert two.json()["error"]["message"] == "'POST' is not allowed on this route, only GET and HEAD are"
