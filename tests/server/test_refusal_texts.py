@@ -127,6 +127,13 @@ async def test_a_refusal_reads_well(codec: TextCodec, path: str, fields: Mapping
     assert reply.json()["error"]["message"] == text
 
 
+async def test_names_from_before_tools_are_refused_with_those_of_today(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(), ServerSettings(MODEL)) as server:
+        for name, value, way_out in (("functions", [{}], "tools"), ("function_call", "auto", "tool_choice")):
+            reply = await server.client.post(CHAT, json={**BODIES[CHAT], name: value})
+            assert reply.json()["error"]["message"] == f"{name} is not supported: send {way_out}"
+
+
 async def test_no_refusal_has_its_place_twice_nor_a_list_of_one_in_the_plural(codec: TextCodec) -> None:
     async with served(codec, OracleEngine(), ServerSettings(MODEL)) as server:
         for case in (*CASES, *MORE_CASES, *AGENT_CASES):

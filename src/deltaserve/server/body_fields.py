@@ -60,6 +60,9 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 }
 """Known fields this server does not honour, with the values that ask for nothing."""
 
+_WAYS_OUT = {"functions": "tools", "function_call": "tool_choice"}
+"""Field |-> its name today."""
+
 _HINTS = (
     "user safety_identifier prompt_cache_key service_tier verbosity reasoning_effort rid request_id conversation_id"
     " guided_decoding_backend"
@@ -196,7 +199,7 @@ def _is_accepted(name: str, value: object) -> bool:
         return False
     # True == 1 in Python: compare types as well.
     if not any(type(value) is type(neutral) and value == neutral for neutral in UNSUPPORTED[name]):
-        raise unsupported(name)
+        raise unsupported(name, f"{name} is not supported: send {_WAYS_OUT[name]}" if name in _WAYS_OUT else None)
     return True
 
 
