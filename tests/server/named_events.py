@@ -31,7 +31,8 @@ def named_job(body: NamedBody, asker: Asker) -> Job:
     prompt = read_prompt(body.says, "says", asker.codec, asker.limits)
     limit = OutputLimit(asker.limits, "says", "most", body.most, None)
     fields = parse(Common, {"stream": body.live, "temperature": 0.0}, asker.unknown_fields)
-    return compose(fields, asker, [prompt], [EndpointFields(limit.resolve(prompt), None, None)], new_id("named-"))
+    asked = EndpointFields(limit.resolve(prompt), None, None)
+    return compose(fields, asker, [prompt], [asked], new_id("named-"), None)
 
 
 def named_error(error: ApiError) -> Json:

@@ -19,7 +19,7 @@ class Tied:
     """Each call and each tool message has an id; the results of a turn stand in the order of its calls, since many
     templates show no ids, and their models take the first result for that of the first call."""
     order: Sequence[int]
-    """Of each message, its index as the client sent it."""
+    """Index of each message as the client sent it."""
 
 
 @dataclass(slots=True)
