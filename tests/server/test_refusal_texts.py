@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
+from tests.server.agents import agents_codec
 from tests.server.conftest import MODEL, served
 from tests.server.corpus import CASES, CHAT
 from tests.server.corpus_agents import AGENT_CASES, MESSAGES, RESPONSES
@@ -32,6 +34,16 @@ TEXTS: tuple[tuple[str, Mapping[str, object], str], ...] = (
         {"input": [{"type": "item_reference"}]},
         'input[0].type is "item_reference", only "message", "function_call", "function_call_output" and "reasoning" '
         "are supported",
+    ),
+    (
+        MESSAGES,
+        {"tools": [{"name": "f", "input_schema": {"type": "array"}}]},
+        "tools[0].input_schema: arguments are an object, and the schema's type is 'array'",
+    ),
+    (
+        RESPONSES,
+        {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"oneOf": [{}, {}]}}}},
+        "text.format cannot be followed: oneOf constraints are not supported",
     ),
     (RESPONSES, {"input": [{"role": "user"}]}, "input[0].content is required"),
     (RESPONSES, {"tool_choice": "sometimes"}, 'tool_choice is "sometimes", expected "none", "auto" or "required"'),
@@ -132,6 +144,22 @@ async def test_names_from_before_tools_are_refused_with_those_of_today(codec: Te
         for name, value, way_out in (("functions", [{}], "tools"), ("function_call", "auto", "tool_choice")):
             reply = await server.client.post(CHAT, json={**BODIES[CHAT], name: value})
             assert reply.json()["error"]["message"] == f"{name} is not supported: send {way_out}"
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [(CHAT, "function.parameters"), (RESPONSES, "parameters"), (MESSAGES, "input_schema")]
+)
+async def test_a_strict_function_that_cannot_be_followed_is_named_as_the_client_wrote_it(
+    model_folder: Path, tmp_path: Path, path: str, field: str
+) -> None:
+    rules = {"type": "object", "not": {}}
+    function = {"name": "f", "strict": True, field.rpartition(".")[2]: rules}
+    kind = {} if path == MESSAGES else {"type": "function"}
+    tool = {**kind, **({"function": function} if path == CHAT else function)}
+    async with served(agents_codec(model_folder, tmp_path), OracleEngine(), ServerSettings(MODEL)) as server:
+        reply = await server.client.post(path, json={**BODIES[path], "tools": [tool]})
+    message = reply.json()["error"]["message"]
+    assert message == f'tools[0].{field} of the tool f cannot be followed: not supported: the keyword "not"'
 
 
 async def test_no_refusal_has_its_place_twice_nor_a_list_of_one_in_the_plural(codec: TextCodec) -> None:

@@ -15,7 +15,7 @@ from deltaserve.server.jobs import Job
 
 Part = TypeVar("Part", bound=BaseModel)
 _MESSAGE = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\])?(?:\.(.*))?")
-_FUNCTION = re.compile(r"^(tools\[\d+\])\.function")
+_TOOL = re.compile(r"(tools\[\d+\])\.function\.(.*)")
 
 
 @dataclass(slots=True)
@@ -57,8 +57,9 @@ def read_part(model: type[Part], value: Mapping[str, object], place: str) -> Par
 
 
 def place_of(turns: Turns, names: Mapping[str, str], parts: Mapping[str, str]) -> Callable[[str], str]:
-    """The client's name of a field by that of chat completions. `names`: those that differ. `parts`: of a field of a
-    message or a call, that which it has there; of the others the place alone is told, since it is no field there."""
+    """The client's name of a field by that of chat completions. `names`: those that differ. `parts`: names of
+    the fields of messages, calls and tools; of those of a message or call that are not in it the place alone is told,
+    since the client wrote no such field."""
 
     def found(param: str) -> str:
         message = _MESSAGE.fullmatch(param)
@@ -66,7 +67,9 @@ def place_of(turns: Turns, names: Mapping[str, str], parts: Mapping[str, str]) -
             index, call, part = int(message[1]), message[2], message[3] or ""
             place = turns.places[index] if call is None else turns.call_places[index, int(call)]
             return f"{place}.{parts[part]}" if part in parts else place
-        param = _FUNCTION.sub(r"\1", param)
+        tool = _TOOL.fullmatch(param)
+        if tool is not None:
+            return f"{tool[1]}.{parts.get(tool[2], tool[2])}"
         theirs = next((name for name in names if re.match(rf"{re.escape(name)}\b", param)), None)
         return param if theirs is None else names[theirs] + param.removeprefix(theirs)
 
@@ -88,7 +91,8 @@ def named_job(job: Job, name: Callable[[str], str]) -> Job:
     """`job`, which is refused by the client's name of a grammar that cannot be followed."""
     if job.constraint is None:
         return job
-    return replace(job, constraint=replace(job.constraint, param=name(job.constraint.param)))
+    parts = [replace(part, param=name(part.param)) for part in job.constraint.parts]
+    return replace(job, constraint=replace(job.constraint, param=name(job.constraint.param), parts=parts))
 
 
 def kind_of(value: Mapping[str, object], kinds: Collection[str], place: str) -> str:

@@ -23,6 +23,7 @@ def told(reason: str, grammar: str = "") -> str:
     shown = _COPY.split(whole, 1)[0]
     for before in _PLACES:
         shown = shown.rpartition(before)[2]
+    shown = shown.split(". Enable '", 1)[0]  # an option of the library
     shown = _KEYWORDS.sub(r"not supported: the keyword \1", shown)
     shown = _ELSEWHERE.sub(r"$ref to another document: \1", shown)
     shown = _NOWHERE.sub(r"$ref to what is not there: \1", shown)

@@ -35,8 +35,14 @@ _NAMES = {
     "reasoning_effort": "output_config.effort",
 }
 """Chat completions' name of a field |-> ours, where they differ."""
-_PARTS = {"id": "id", "tool_call_id": "tool_use_id", "function.name": "name", "function.arguments": "input"}
-"""Chat completions' name of a field of a message or call |-> that of a block."""
+_PARTS = {
+    "id": "id",
+    "tool_call_id": "tool_use_id",
+    "function.name": "name",
+    "function.arguments": "input",
+    "parameters": "input_schema",
+}
+"""Chat completions' name of a field of a message, call or tool |-> ours."""
 
 
 class Metadata(BodyPart):
