@@ -55,6 +55,7 @@ KEPT_SEEDS = {
     63000099096: "what nobody had written was equal on both sides: by contents it had landed before it had",
     97000003344: "a remembered answer was told again without the prompt's log-probabilities, and asked for without end",
     97000009274: "a member of an expert group that started late was not let into the round that waited for it",
+    17958015060564: "rooms that a target lets in one by one each waited seconds for staging memory that is too small",
     98000001298: "tokens that were held for the prompt's log-probabilities were called delivered, and none was left",
 }
 """Seeds that found a fault, with what it was. They are run for ever."""

@@ -170,7 +170,10 @@ def draw_knobs(seed: int) -> Knobs:
         knobs = replace(knobs, shares_cores=moments.hits(_SHARES_CORES))
     pace = Chance(seed, "pace")
     if pace.hits(_PACED):
-        knobs = replace(knobs, shape=replace(knobs.shape, itl_target_s=pace.choose((0.0005, 0.002, 0.004))))
+        # Rooms enter one by one: where each waits for staging memory that is too small, many outlast their deadlines.
+        patience_s = min(knobs.shape.staging_patience_s, 0.5)
+        target_s = pace.choose((0.0005, 0.002, 0.004))
+        knobs = replace(knobs, shape=replace(knobs.shape, itl_target_s=target_s, staging_patience_s=patience_s))
     if chance.hits(_SPECULATES):
         knobs = replace(knobs, shape=replace(knobs.shape, max_drafts=chance.choose((1, 3, 3, 7))))
     return _with_a_rollout(knobs, Chance(seed, "rollout"))
