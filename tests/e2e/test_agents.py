@@ -3,17 +3,16 @@
 The model was trained to call tools by itself (tools/calling), and what is right is known at each step.
 """
 
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock
 
 import pytest
 
 from tests.e2e.agents import AGENTS, Agent, Reply, right
+from tests.e2e.killer import Killer
 from tests.e2e.server import Server, serving
 from tests.tools_model import TOOLS_MODEL, known
 from tools.calling.conversations import Conversation, Message, Shape
@@ -116,25 +115,3 @@ def test_agents_at_once_when_a_decode_worker_is_killed(folder: Path) -> None:
         assert killer.victim is not None
         assert min(num_steps) >= 8
         server.wait_back(killer.victim)
-
-
-class Killer:
-    """Kills the first decode worker that has requests once so many events of streams came."""
-
-    def __init__(self, server: Server, after: int) -> None:
-        self.victim: str | None = None
-        self._server = server
-        self._left = after
-        self._lock = Lock()
-
-    def heard(self) -> None:
-        with self._lock:
-            self._left -= 1
-            if self._left <= 0 and self.victim is None:
-                self.victim = self._busy()
-                if self.victim:
-                    self._server.signal(self.victim, signal.SIGKILL)
-
-    def _busy(self) -> str | None:
-        workers = self._server.workers().values()
-        return next((str(worker["name"]) for worker in workers if worker["role"] == "decode" and worker["rooms"]), None)

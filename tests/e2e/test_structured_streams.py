@@ -8,19 +8,18 @@ What is right is said by a worker that is prefill and decode in one, in whole an
 
 import json
 import re
-import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock
 
 import jsonschema_rs
 import pytest
 
 from deltaserve.server.sampling_fields import derive_seed
+from tests.e2e.killer import Killer
 from tests.e2e.server import Api, Json, Server, serving
 from tools.drawn_schemas import Schema, drawn_schema
 
@@ -245,24 +244,3 @@ def test_streams_of_a_decode_worker_that_is_killed(right: Asked, apart: Server) 
     assert streamed(apart, [number for number, _ in right], killer.heard) == right
     assert killer.victim is not None
     apart.wait_back(killer.victim)
-
-
-class Killer:
-    """Kills the first decode worker that has requests once so many events of streams came."""
-
-    def __init__(self, server: Server, after: int) -> None:
-        self.victim: str | None = None
-        self._server = server
-        self._left = after
-        self._lock = Lock()
-
-    def heard(self) -> None:
-        with self._lock:
-            self._left -= 1
-            if self._left <= 0 and self.victim is None and (name := self._busy()):
-                self.victim = name
-                self._server.signal(name, signal.SIGKILL)
-
-    def _busy(self) -> str | None:
-        workers = self._server.workers().values()
-        return next((str(worker["name"]) for worker in workers if worker["role"] == "decode" and worker["rooms"]), None)

@@ -327,9 +327,7 @@ class EngineCore:
 
     def leaves_cores(self) -> bool:
         running = self.parts.scheduler.running
-        if not running.requests or any(other.num_tokens - other.num_computed > 1 for other in running.others):
-            return False
-        return self.serving.num_with_prefill() > len(running.requests)
+        return running.only_decodes and self.serving.num_with_prefill() > len(running.requests)
 
     def transfer_active(self) -> bool:
         return self._num_tickets > 0

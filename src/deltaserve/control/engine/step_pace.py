@@ -4,9 +4,10 @@ A prompt, or a room that has landed, waits for the end of the steps that are pla
 be, the step behind would add its whole length to that wait; planned shortly before the one under way ends, it adds
 little. Where steps are about as short as planning takes, both would only compete for the interpreter.
 
-Where decode and prefill divide the cores of a machine, a step that only decodes is not begun at once while prompts of
-its own rooms are computed elsewhere: a step of two rows reads all weights as one of eight does, and takes as much of
-the cores that prefill could use. Begun at a third of the pace, it has more rows, and prompts are ready sooner.
+Where decode and prefill divide the cores of a machine, a step that only decodes is not begun at once while prefill has
+more prompts of decode's rooms than rows draw tokens: a step of two rows reads all weights as one of eight does, and
+takes as much of the cores that prefill could use. Begun at a third of the pace, it has more rows, and prompts are ready
+sooner.
 """
 
 from math import inf

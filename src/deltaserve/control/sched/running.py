@@ -143,8 +143,12 @@ class Running:
 
     def feeds_tree(self, request: Request) -> bool:
         """Whether it runs, and will hand further pages of its prompt to the tree."""
-        is_extending = request in self.requests and request.num_tokens - request.num_computed > 1
-        return is_extending and self.uses_tree(request)
+        return request in self.requests and _is_extending(request) and self.uses_tree(request)
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether requests run, and each lacks the KV of its last token alone."""
+        return bool(self.requests) and not any(map(_is_extending, self.others))
 
     # ------------------------------------------------------------ in and out
 
@@ -407,3 +411,7 @@ class Running:
                 raise IntegrityError(f"{request.num_computed} tokens computed in {request.num_pages} pages")
             if not 0 <= request.num_computed <= request.num_tokens:
                 raise IntegrityError(f"{request.num_computed} tokens computed of {request.num_tokens}")
+
+
+def _is_extending(request: Request) -> bool:
+    return request.num_tokens - request.num_computed > 1
