@@ -128,7 +128,35 @@ TEXTS: tuple[tuple[str, Mapping[str, object], str], ...] = (
         },
         "reasoning and content differ",
     ),
+    (
+        RESPONSES,
+        {"text": {"format": {"type": "json_object"}}, "allowed_token_ids": [1]},
+        "text.format and allowed_token_ids both say what the answer must be: give one of them",
+    ),
+    (
+        MESSAGES,
+        {"output_config": {"format": {"type": "json_schema", "schema": {}}}, "allowed_token_ids": [1]},
+        "output_config.format and allowed_token_ids both say what the answer must be: give one of them",
+    ),
+    (RESPONSES, {"prompt_logprobs": 0}, "prompt_logprobs is not supported: a response has no place for them"),
+    (MESSAGES, {"prompt_logprobs": 0}, "prompt_logprobs is not supported: an answer here has no place for them"),
+    (MESSAGES, {"stop": ["a"]}, "stop is not supported: send stop_sequences"),
+    (MESSAGES, {"bad_words": [""]}, "bad_words[0]: a word has 0 characters, allowed is 1..1024"),
 )
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+async def test_fields_of_sampling_count_on_every_route(codec: TextCodec, path: str) -> None:
+    fields = {"allowed_token_ids": [65, 66], "min_p": 0.5, "frequency_penalty": 1.0, "logit_bias": {"65": 2.0}}
+    engine = OracleEngine()
+    async with served(codec, engine, ServerSettings(MODEL)) as server:
+        reply = await server.client.post(path, json={**BODIES[path], **fields})
+        assert reply.status_code == 200, reply.text
+        assert b"deltaserve_ignored_fields_total{" not in server.front.metrics.text()
+    (asked,) = engine.opened
+    assert (asked.sampling.min_p, asked.sampling.frequency_penalty) == (0.5, 1.0)
+    assert (65, 2.0) in asked.sampling.logit_bias
+    assert asked.sampling.grammar is not None
 
 
 @pytest.mark.parametrize(("path", "fields", "text"), TEXTS)

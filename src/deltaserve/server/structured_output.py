@@ -130,7 +130,7 @@ def constraint_of(fields: ConstraintFields) -> Constraint | None:
         found.append(Constraint("allowed_token_ids", tokens_grammar(fields.allowed_token_ids)))
     if len(found) > 1:
         names = f"{found[0].param} and {found[1].param}"
-        raise invalid(found[1].param, f"{names} both say what the answer must be: give one of them")
+        raise invalid(found[0].param, f"{names} both say what the answer must be: give one of them")
     for one in found:
         num_bytes = len(one.grammar.encode())
         if num_bytes > MAX_GRAMMAR_BYTES:

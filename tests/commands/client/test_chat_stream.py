@@ -92,6 +92,24 @@ def test_thoughts_are_heard_and_not_said(field: str) -> None:
     assert (answer.text, answer.usage) == ("a", None)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_an_event_ends_where_its_line_does(end: str) -> None:
+    """Not at what ends a line of text only: JSON may hold that as it is."""
+    said = "a\x85b\u2028c\u2029d\x0be"
+    events = [json.dumps(piece(said), ensure_ascii=False), piece("f"), "[DONE]"]
+    wire = "".join(f"data: {event if isinstance(event, str) else json.dumps(event)}{end}{end}" for event in events)
+
+    class Bytewise(Talker):
+        async def _stream(self) -> AsyncIterator[Any]:
+            for byte in wire.encode():
+                yield bytes([byte])
+
+    with serving(Bytewise([])) as url:
+        _, answer, heard = ask(url)
+    assert heard == [(said, False), ("f", False)]
+    assert answer.text == said + "f"
+
+
 @pytest.mark.parametrize(
     ("models", "why"),
     [

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -240,8 +241,18 @@ def drawn_distribution(result: ItemResult) -> Tensor:
     return distribution(sampled.logprobs)
 
 
-@cache
+_LOADING = Lock()
+"""transformers replaces functions of torch while it loads a model: two threads at it leave them replaced, and models
+that are loaded later answer wrongly."""
+
+
 def _reference(path: Path) -> Any:
+    with _LOADING:
+        return _loaded(path)
+
+
+@cache
+def _loaded(path: Path) -> Any:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()

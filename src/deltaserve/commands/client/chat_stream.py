@@ -114,7 +114,7 @@ async def chat(
         async with http.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != httpx.codes.OK:
                 raise refusal(response.status_code, (await response.aread()).decode(errors="replace"))
-            async for event in events(response.aiter_lines()):
+            async for event in events(response.aiter_bytes()):
                 for text, is_thought in _pieces(event, answer):
                     if answer.first_token_s is None:
                         answer.first_token_s = time.perf_counter() - began_s

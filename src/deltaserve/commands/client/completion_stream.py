@@ -113,15 +113,15 @@ async def complete(http: httpx.AsyncClient, body: Mapping[str, object], completi
     async with http.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
             raise refusal(response.status_code, (await response.aread()).decode(errors="replace"))
-        async for event in events(response.aiter_lines()):
+        async for event in events(response.aiter_bytes()):
             completion.take(event, time.perf_counter() - began_s)
     if not completion.arrivals:
         raise ServerError("the stream ended without any output")
 
 
-async def events(lines: AsyncIterator[str]) -> AsyncIterator[Mapping[str, Any]]:
+async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Mapping[str, Any]]:
     """The JSON objects of a server-sent event stream, up to `[DONE]`. Raises ServerError for anything else."""
-    async for line in lines:
+    async for line in _lines(chunks):
         if not line.startswith("data:"):
             continue
         data = line.removeprefix("data:").strip()
@@ -134,6 +134,17 @@ async def events(lines: AsyncIterator[str]) -> AsyncIterator[Mapping[str, Any]]:
         if not isinstance(event, dict):
             raise ServerError(f"not an object in the stream: {data[:200]}")
         yield event
+
+
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """Text between the line ends of such a stream. httpx's `aiter_lines` ends lines at U+0085, U+2028 and U+2029 too,
+    which may stand in JSON as they are."""
+    rest = b""
+    async for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line.decode(errors="replace")
+    yield rest.decode(errors="replace")
 
 
 async def listed_models(http: httpx.AsyncClient) -> list[Mapping[str, Any]]:

@@ -90,7 +90,7 @@ class AskedServer:
                 if reply.status_code != httpx.codes.OK:
                     raise HttpRefusal(reply.status_code, error_text(reply.status_code, await _json_of(reply)))
                 began = True
-                async for event in events(reply.aiter_lines()):
+                async for event in events(reply.aiter_bytes()):
                     yield event
         except ServerError as error:
             raise BrokenStream(str(error)) from error

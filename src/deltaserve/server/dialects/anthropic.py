@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 from pydantic import ConfigDict, Field
@@ -21,6 +21,7 @@ from deltaserve.server.jobs import Asker, Common, Job, check_model, new_id
 from deltaserve.server.read import caller_of
 from deltaserve.server.replies import event, json_reply
 from deltaserve.server.routes import HttpRoute
+from deltaserve.server.sampling_fields import SamplingFields
 from deltaserve.server.text.answer_pieces import AnswerPiece, Arguments, CallBegins, Content, Reasoning, arguments_of
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
@@ -98,8 +99,8 @@ class CountBody(ConversationBody):
     model_config = ConfigDict(json_schema_extra={"examples": [{"messages": [{"role": "user", "content": "Hello"}]}]})
 
 
-class MessagesBody(ConversationBody):
-    """Anthropic's fields, and a few of chat completions."""
+class MessagesBody(ConversationBody, SamplingFields):
+    """Anthropic's fields, and the sampling fields of chat completions."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}]}
@@ -107,16 +108,17 @@ class MessagesBody(ConversationBody):
     max_tokens: int
     stop_sequences: Items[str] | None = None
     stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     metadata: Metadata | None = None
     service_tier: str | None = None
-    seed: int | None = None
     cache_salt: str | None = None
 
 
-_COMMON = ("model", "stream", "temperature", "top_p", "top_k", "seed", "cache_salt")
+_COMMON = ("model", "stream", "cache_salt", *SamplingFields.model_fields)
+_ELSEWHERE = {
+    "stop": "send stop_sequences",
+    "prompt_logprobs": "an answer here has no place for them",
+}
+"""Sampling fields of chat completions that are none here |-> the way out."""
 
 
 class MessageTurn(BodyPart):
@@ -157,6 +159,9 @@ class ToolResultBlock(BodyPart):
 def _job(body: MessagesBody, asker: Asker) -> Job:
     """Validate everything that needs the tokenizer or the limits. Raises ApiError 400 or 404."""
     check_model(body.model, asker.settings)
+    for field, way_out in _ELSEWHERE.items():
+        if getattr(body, field) not in (None, []):
+            raise unsupported(field, f"{field} is not supported: {way_out}")
     turns = _turns(body, asker)
     name = place_of(turns, _NAMES, _PARTS)
     with told_by(name):

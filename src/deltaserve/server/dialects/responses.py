@@ -181,6 +181,8 @@ def _refuse(body: ResponsesBody) -> None:
     for name, way_out in _REFUSED.items():
         if getattr(body, name):
             raise unsupported(name, f"{name} is not supported: {way_out}")
+    if body.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "prompt_logprobs is not supported: a response has no place for them")
     if body.truncation not in (None, "disabled"):
         raise unsupported("truncation", "only disabled is supported: a conversation that is too long is refused")
     if body.stream_options and body.stream_options.include_obfuscation:
