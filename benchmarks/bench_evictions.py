@@ -7,8 +7,9 @@ conversation traces of its paper). Without one a trace is drawn: sessions of ten
 turn longer by its answer and a tool's result, with pauses in between, and as many requests again that never come back.
 A block is a page here, and each request matches, computes the rest and gives its pages back before the next one comes,
 so the figures are those of the policy alone. A pool holds a part of all distinct blocks of the trace. `all`: nothing is
-ever evicted. The columns after the policies say what knowing the future would add (benchmarks/foresight.py): no policy
-there is has it.
+ever evicted. Behind each policy what it comes to where clients say `done` with their last request (`kv_hints`): those
+of several turns (`agents done`), or also those that ask once (`all done`). The columns after these say what knowing the
+future would add (benchmarks/foresight.py): no policy there is has it.
 """
 
 import argparse
@@ -16,12 +17,13 @@ import heapq
 import json
 import random
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.foresight import Knowledge, known_share
+from benchmarks.foresight import NEVER, Future, Knowledge, known_share
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.eviction import KvEviction
 from deltaserve.control.cache.prefix_cache import PrefixCache
@@ -74,12 +76,28 @@ def _take(blocks: Iterator[int], count: int) -> Prompt:
     return tuple(next(blocks) for _ in range(count))
 
 
-def hit_share(prompts: Sequence[Prompt], num_pages: int, policy: KvEviction) -> float:
-    """Blocks that were in the tree, of all."""
+class Told(Enum):
+    """Who says when nothing more comes."""
+
+    NOBODY = ""
+    AGENTS = "agents done"
+    ALL = "all done"
+
+    def last_ones(self, future: Future) -> frozenset[int]:
+        """Requests that say it."""
+        ends = [time for time, turn in enumerate(future.next_turn) if turn == NEVER]
+        wanted = {Told.NOBODY: frozenset[int](), Told.AGENTS: future.has_turns, Told.ALL: frozenset(future.talks)}[self]
+        return frozenset(time for time in ends if future.talks[time] in wanted)
+
+
+def hit_share(
+    prompts: Sequence[Prompt], num_pages: int, policy: KvEviction, last_ones: frozenset[int] = frozenset()
+) -> float:
+    """Blocks that were in the tree, of all. `last_ones`: requests that say that no further turn comes."""
     pool = PagePool(num_pages)
     cache = PrefixCache(1, (pool,), eviction=policy)
     num_hits = 0
-    for prompt in prompts:
+    for time, prompt in enumerate(prompts):
         tokens = pack_u32(prompt[:num_pages])
         keys = extend_keys(SEED, tokens, 1)
         match = cache.match(SPACE, tokens, keys)
@@ -89,7 +107,11 @@ def hit_share(prompts: Sequence[Prompt], num_pages: int, policy: KvEviction) -> 
         cache.evict([max(0, missing - pool.num_free)])
         pages = pool.allocate(missing)
         assert pages is not None  # a prompt is no longer than the pool
-        cache.release(cache.insert(lease, SPACE, tokens, keys, (pages,)).lease)
+        lease = cache.insert(lease, SPACE, tokens, keys, (pages,)).lease
+        if time in last_ones:
+            cache.retire(lease)
+        else:
+            cache.release(lease)
     return num_hits / sum(map(len, prompts))
 
 
@@ -103,12 +125,14 @@ def main() -> None:
     most = hit_share(prompts, sum(map(len, prompts)), KvEviction.LRU)
     table = Table(title=f"{len(prompts):,} requests, {num_blocks:,} distinct blocks; all: {most:.1%} are hits")
     known = (Knowledge.AGENTS, Knowledge.ALL, Knowledge.BEST)
-    for name in ("pool", *(policy.value for policy in KvEviction), *(knowledge.value for knowledge in known)):
+    future = Future(prompts)
+    real = {f"{policy.value} {told.value}".strip(): (policy, told) for told in Told for policy in KvEviction}
+    for name in ("pool", *real, *(knowledge.value for knowledge in known)):
         table.add_column(name, justify="right")
     figures: dict[str, dict[str, float]] = {}
     for share in SHARES:
         num_pages = int(share * num_blocks)
-        row = {policy.value: hit_share(prompts, num_pages, policy) for policy in KvEviction}
+        row = {name: hit_share(prompts, num_pages, how, told.last_ones(future)) for name, (how, told) in real.items()}
         row |= {knowledge.value: known_share(prompts, num_pages, knowledge) for knowledge in known}
         figures[f"{share:g}"] = row
         table.add_row(f"{share:.0%}", *(f"{hits:.1%}" for hits in row.values()))

@@ -322,11 +322,16 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             assert (held.firsts[pool], held.pages[pool]) == (first, pages[pool][first - firsts[pool] :])
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), is_done=st.booleans())
+    def release(self, data: st.DataObject, is_done: bool) -> None:
+        """`is_done`: of a conversation that nobody comes back to."""
         held = data.draw(st.sampled_from(self.held))
         self.held.remove(held)
-        self.cache.release(held.lease)
+        if is_done:
+            num_own = sum(held.namespace == name and held.word.startswith(word) for name, word in self.tree)
+            assert self.cache.retire(held.lease) <= num_own
+        else:
+            self.cache.release(held.lease)
         self.check_ended(held.lease)
 
     @rule(namespace=NAMESPACES, word=WORDS, first=st.integers(0, 3))

@@ -12,6 +12,7 @@ HELP: Mapping[str, str] = {
     "deltaserve_pages_usage": "Share of a pool's pages that are neither free nor evictable",
     "deltaserve_pages_evicted_total": "Cached pages that were evicted",
     "deltaserve_pages_flushed_total": "Cached pages that a flush dropped",
+    "deltaserve_pages_retired_total": "Cached pages of the first pool whose clients said that no next turn comes",
     "deltaserve_leases": "Leases on prefixes of the tree",
     "deltaserve_num_running_reqs": "Requests in the batch",
     "deltaserve_num_queue_reqs": "Requests waiting for memory or a row",

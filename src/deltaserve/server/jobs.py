@@ -9,6 +9,7 @@ import msgspec
 from pydantic import ConfigDict
 
 from deltaserve.control.front.client import Generation, Limits
+from deltaserve.core.hints import KvHints
 from deltaserve.core.ids import Namespace, Role, Room
 from deltaserve.core.tokens import pack_u32
 from deltaserve.core.wire.messages import CacheUse
@@ -142,6 +143,15 @@ class StreamOptions(BodyPart):
     include_obfuscation: bool | None = None
 
 
+class KvHintFields(BodyPart):
+    """What the client knows of the requests to come. Other names are refused: a typo would silently be no hint."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    done: bool | None = None
+    """No further turn of this conversation comes."""
+
+
 class Common(ConstraintFields):
     """Fields of every dialect that has OpenAI's names; one with names of its own fills them in."""
 
@@ -156,6 +166,7 @@ class Common(ConstraintFields):
     cache_salt: str | None = None
     extra_key: str | None = None
     """SGLang's name of `cache_salt`. Who gives both shares pages with those who give the same two."""
+    kv_hints: KvHintFields | None = None
     no_cache: bool | None = None
     """Match nothing and leave nothing in any cache: warm-up, probes, benchmarks."""
     timings: bool | None = None
@@ -207,13 +218,14 @@ def compose(
     samples: list[Sample] = []
     namespace = salted(salted(asker.namespace, body.cache_salt), body.extra_key or None, "extra_key")
     cache = CacheUse.BYPASS if body.no_cache else CacheUse.NORMAL
+    hints = KvHints(done=bool(body.kv_hints and body.kv_hints.done))
     for prompt, each in zip(prompts, asked, strict=True):
         tokens = pack_u32(prompt.tokens)
         first = resolve(body, each, asker.codec, asker.limits.vocab_size, grammar)
         for number in range(num_each):
             room, seed = Room(secrets.token_bytes(16)), derive_seed(first.seed, number)
             sampling = msgspec.structs.replace(first, seed=seed)
-            generation = Generation(room, tokens, namespace, sampling, asker.deadline_s, cache)
+            generation = Generation(room, tokens, namespace, sampling, asker.deadline_s, cache, hints=hints)
             samples.append(Sample(len(samples), prompt, number == 0, generation))
     _check_stream(body)
     return Job(

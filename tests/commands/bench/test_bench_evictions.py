@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from benchmarks.bench_evictions import Prompt, hit_share
+from benchmarks.bench_evictions import Prompt, Told, hit_share
 from benchmarks.foresight import Future, Knowledge, known_share
 from deltaserve.control.cache.eviction import KvEviction
 
@@ -43,3 +43,23 @@ def test_turns_are_told_by_what_a_prompt_begins_with() -> None:
     assert future.has_turns == {0}
     assert future.next_turn[0] == 2
     assert future.next_turn[2] == 4
+
+
+def test_who_says_done_says_it_last() -> None:
+    future = Future([(1, 2), (9,), (1, 2, 3), (1, 4), (1, 2, 3, 5)])
+    assert [told.last_ones(future) for told in Told] == [set(), {4}, {1, 3, 4}]
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("policy", KvEviction)
+def test_saying_done_makes_hits_of_the_real_tree(seed: int, policy: KvEviction) -> None:
+    """Never more than the whole future would, and over all sizes more than nothing said."""
+    trace = conversations(seed)
+    sums = dict.fromkeys(Told, 0.0)
+    for num_pages in (40, 80, 160):
+        best = known_share(trace, num_pages, Knowledge.BEST)
+        for told in Told:
+            hits = hit_share(trace, num_pages, policy, told.last_ones(Future(trace)))
+            assert hits <= best
+            sums[told] += hits
+    assert sums[Told.NOBODY] <= sums[Told.AGENTS] <= sums[Told.ALL]

@@ -6,7 +6,8 @@ import pytest
 
 from deltaserve.control.cache.eviction import KvEviction, LruOrder
 from deltaserve.control.cache.radix import Node
-from tests.control.cache.toys import ALICE, BOB, Toy
+from deltaserve.core.lifetime import KEEP_ALL
+from tests.control.cache.toys import ALICE, BOB, STATE, Toy, window
 
 
 def family() -> tuple[Node, Node, Node, Node]:
@@ -113,6 +114,87 @@ def test_a_protected_node_is_cut_where_little_else_is_left() -> None:
     toy.cache.check_integrity()
 
 
+def done(toy: Toy, word: str) -> int:
+    """As `store`, of a conversation that is over; how many pages were brought forward."""
+    lease = toy.cache.lease(toy.match(word))
+    tokens, keys = toy.text(word)
+    insertion = toy.cache.insert(lease, ALICE, tokens, keys, toy.allocate(len(word) - lease.num_pages))
+    num_pages = toy.cache.retire(insertion.lease)
+    toy.cache.check_integrity()
+    return num_pages
+
+
+@pytest.mark.parametrize("policy", KvEviction)
+def test_what_nobody_comes_back_to_goes_first(policy: KvEviction) -> None:
+    toy = toy_of(policy, 20)
+    store(toy, "abcd")
+    assert done(toy, "efgh") == 4
+    toy.cache.evict([3])
+    assert (toy.hit("abcd"), toy.hit("efgh")) == ("abcd", "e")
+
+
+@pytest.mark.parametrize("policy", KvEviction)
+def test_a_conversation_of_several_turns_goes_first_as_a_whole(policy: KvEviction) -> None:
+    toy = toy_of(policy, 20)
+    store(toy, "wxyz")
+    store(toy, "abcd")
+    store(toy, "abcdef")
+    assert done(toy, "abcdefgh") == 8
+    toy.cache.evict([8])
+    assert (toy.hit("wxyz"), toy.hit("abcd")) == ("wxyz", "")
+
+
+@pytest.mark.parametrize("policy", KvEviction)
+def test_what_others_use_or_have_used_stays(policy: KvEviction) -> None:
+    """Be it that the other path is still there, was evicted, or is only leased."""
+    toy = toy_of(policy, 20)
+    store(toy, "abcd")
+    assert done(toy, "abef") == 2
+    assert done(toy, "abcd") == 2
+    toy.cache.evict([4])
+    assert toy.hit("abcd") == "ab"
+    assert done(toy, "abgh") == 2
+    reader = toy.lease("abgh")
+    assert toy.cache.retire(toy.lease("abgh")) == 0
+    assert toy.cache.retire(reader) == 2
+
+
+def test_two_that_computed_the_same_at_a_time_share_it() -> None:
+    toy = toy_of(KvEviction.LRU, 20)
+    first, second = (toy.cache.empty_lease(ALICE) for _ in range(2))
+    first = toy.insert(first, "abcd").lease
+    second = toy.insert(second, "abcd").lease
+    toy.cache.release(first)
+    assert toy.cache.retire(second) == 0
+
+
+@pytest.mark.parametrize("policy", KvEviction)
+def test_a_match_takes_a_branch_back(policy: KvEviction) -> None:
+    """Where it is matched in part, the rest still goes first."""
+    toy = toy_of(policy, 20)
+    done(toy, "abcd")
+    store(toy, "efgh")
+    toy.cache.match(ALICE, *toy.text("abcd"))
+    toy.cache.check_integrity()
+    toy.cache.evict([4])
+    assert (toy.hit("abcd"), toy.hit("efgh")) == ("abcd", "")
+    done(toy, "ijklmn")
+    toy.cache.release(toy.cache.lease(toy.match("ijkl")))
+    toy.cache.check_integrity()
+    toy.cache.evict([2])
+    assert (toy.hit("ijklmn"), toy.hit("abcd")) == ("ijkl", "abcd")
+
+
+def test_states_and_windows_of_a_branch_go_first_as_well() -> None:
+    toy = Toy(pool_pages=(20, 9, 3), retentions=(KEEP_ALL, window(2), STATE))
+    for word in ("abcd", "efgh"):
+        lease = toy.cache.insert(toy.cache.empty_lease(ALICE), ALICE, *toy.text(word), toy.take(4, 2, 1)).lease
+        (toy.cache.retire if word == "efgh" else toy.cache.release)(lease)
+    toy.cache.evict([0, 2, 1])
+    toy.cache.check_integrity()
+    assert (toy.hit("abcd"), toy.hit("efgh")) == ("abcd", "")
+
+
 @pytest.mark.parametrize("policy", KvEviction)
 @pytest.mark.parametrize("seed", range(5))
 def test_an_order_holds_exactly_what_is_unlocked_and_keeps_the_law(policy: KvEviction, seed: int) -> None:
@@ -122,13 +204,15 @@ def test_an_order_holds_exactly_what_is_unlocked_and_keeps_the_law(policy: KvEvi
     for _ in range(300):
         word = "".join(draw.choice("ab") for _ in range(draw.randrange(1, 9)))
         namespace = draw.choice((ALICE, BOB))
-        match draw.randrange(4):
+        match draw.randrange(5):
             case 0:
                 leases.append(toy.cache.lease(toy.match(word, namespace)))
             case 1 if leases:
                 toy.cache.release(leases.pop(draw.randrange(len(leases))))
             case 2 if toy.pools[0].num_free + toy.cache.evictable_pages(0) >= 8:
                 store(toy, word)
+            case 3 if leases:
+                toy.cache.retire(leases.pop(draw.randrange(len(leases))))
             case _:
                 toy.cache.evict([draw.randrange(4)])
         toy.cache.check_integrity()

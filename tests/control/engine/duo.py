@@ -1,7 +1,7 @@
 """One prefill and one decode worker with everything between them in view: frames, rooms, memory."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from deltaserve.control.engine.api import Event
@@ -11,6 +11,7 @@ from deltaserve.control.engine.serving import Serving
 from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.peer.link import FrameIn
 from deltaserve.core.errors import FailReason
+from deltaserve.core.hints import NO_HINTS, KvHints
 from deltaserve.core.ids import PeerName, Room
 from deltaserve.core.tokens import pack_u32, unpack_u32
 from deltaserve.core.wire.messages import CacheUse, Envelope, Message, TokenRun, Tokens, Usage
@@ -137,13 +138,18 @@ class Duo:
     # ------------------------------------------------------------ traffic
 
     def ask(
-        self, prompt: Sequence[int], max_tokens: int, namespace: str = "", cache: CacheUse = CacheUse.NORMAL
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        namespace: str = "",
+        cache: CacheUse = CacheUse.NORMAL,
+        hints: KvHints = NO_HINTS,
     ) -> Asked:
-        generation = self.cluster.generation(prompt, max_tokens, namespace, cache)
+        generation = replace(self.cluster.generation(prompt, max_tokens, namespace, cache), hints=hints)
         expected = oracle_output(pack_u32(prompt), max_tokens, VOCAB, self.shape.pools, generation.namespace)
         return Asked(generation.room, tuple(prompt), self.cluster.front.submit(generation), expected)
 
-    def serve(self, prompt: Sequence[int], max_tokens: int = 3, **options: str) -> Asked:
+    def serve(self, prompt: Sequence[int], max_tokens: int = 3, **options: str | KvHints) -> Asked:
         """One request, from beginning to end."""
         asked = self.ask(prompt, max_tokens, **options)  # type: ignore[arg-type]
         self.settle(asked)

@@ -1,4 +1,4 @@
-"""Order in which unlocked nodes are given up: a policy is a row of ORDERS.
+"""Order in which unlocked nodes are given up: a policy is a row of ORDERS, behind what its users are done with.
 
 Law of every policy: a node stands after every node below it, so the first one is always a leaf, and finding what to
 evict takes constant time whatever the size of the tree. It holds because use of a path is noted leaf first, root last,
@@ -7,7 +7,7 @@ and because the ancestors of a locked node are locked. Roots hold no pages and n
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 
 from deltaserve.control.cache.radix import Node
@@ -178,6 +178,76 @@ class SegmentedLruOrder(EvictionOrder):
             once.add(node)
 
 
+class DoneFirstOrder(EvictionOrder):
+    """What nobody comes back to, in order of its end, then all others as `rest` has them.
+
+    A node comes here with all that is below it, and leaves by its next use, which its ancestors share: the law holds
+    across the two. Its `reused` is unset, so it returns to `rest` as what one request has used.
+    """
+
+    def __init__(self, rest: EvictionOrder) -> None:
+        self._rest = rest
+        self._done: OrderedDict[Node, None] = OrderedDict()
+
+    def __iter__(self) -> Iterator[Node]:
+        yield from self._done
+        yield from self._rest
+
+    def retire(self, leaf: Node) -> tuple[Node, ...]:
+        """Bring forward what no other path shares of the one to `leaf`, as far as it is unlocked; leaf first."""
+        branch: list[Node] = []
+        step = leaf
+        while step.parent is not None and not step.locks and not step.shared and self._all_done(step.children.values()):
+            if step not in self._done:
+                self._rest.remove(step)
+                step.reused = False
+                self._done[step] = None
+            branch.append(step)
+            step = step.parent
+        return tuple(branch)
+
+    def touch_to(self, node: Node, end: int) -> None:
+        """Note the use of the path to page index `end`, in or at the end of `node`.
+
+        One that is done, and used in part, stays: that part is cut off when it is leased, the other stays done.
+        """
+        is_cut = end < node.end and node in self._done
+        self.touch_path(node.parent if is_cut and node.parent is not None else node)
+
+    def add(self, node: Node) -> None:
+        self._rest.add(node)
+
+    def add_upper(self, node: Node) -> None:
+        self._rest.add_upper(node)
+
+    def remove(self, node: Node) -> None:
+        if node in self._done:
+            del self._done[node]
+        else:
+            self._rest.remove(node)
+
+    def resized(self, node: Node) -> None:
+        if node not in self._done:
+            self._rest.resized(node)
+
+    def check_integrity(self) -> None:
+        self._rest.check_integrity()
+        if not all(self._all_done(node.children.values()) for node in self._done):
+            raise IntegrityError("a node is to be evicted before one below it")
+        if any(node.reused for node in self._done):
+            raise IntegrityError("a node that nobody comes back to is said to be used again")
+
+    def _all_done(self, nodes: Collection[Node]) -> bool:
+        return all(node in self._done for node in nodes)
+
+    def _touch(self, node: Node) -> None:
+        if node in self._done:
+            del self._done[node]
+            self._rest.add(node)
+        else:
+            self._rest._touch(node)
+
+
 ORDERS: Mapping[KvEviction, Callable[[], EvictionOrder]] = {
     KvEviction.LRU: LruOrder,
     KvEviction.SLRU: SegmentedLruOrder,
@@ -189,4 +259,12 @@ def note_reuse(node: Node) -> None:
     step: Node | None = node
     while step is not None and not step.reused:
         step.reused = True
+        step = step.parent
+
+
+def note_shared(node: Node) -> None:
+    """Paths part at `node` or below it, or two requests have computed it."""
+    step: Node | None = node
+    while step is not None and not step.shared:
+        step.shared = True
         step = step.parent

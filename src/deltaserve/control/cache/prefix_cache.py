@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.block_log import BlockChange, BlockLog, BlocksForgotten, BlocksStored
-from deltaserve.control.cache.eviction import ORDERS, KvEviction, note_reuse
+from deltaserve.control.cache.eviction import ORDERS, DoneFirstOrder, KvEviction, note_reuse, note_shared
 from deltaserve.control.cache.integrity import TreeAccounts, check_accounts
 from deltaserve.control.cache.lease import Insertion, Lease, Match
 from deltaserve.control.cache.pages import PageEvent
@@ -63,13 +63,15 @@ class PrefixCache:
         self._tail_of = {tail.index: tail for tail in self._tails}
         self._from_start = (0,) * len(pools)
         self._tree = RadixTree(page_size, len(pools))
-        self._order = ORDERS[eviction]()
+        self._order = DoneFirstOrder(ORDERS[eviction]())
         self._events = EventLog()
         self._blocks = blocks
         self._leases: set[Lease] = set()
         self._num_evictable = 0  # pages of unlocked nodes in the FULL pool
         self._num_protected = 0  # pages of locked nodes in the FULL pool
         self._version = 0
+        self.num_retired = 0
+        """FULL pages that `retire` brought forward."""
         self.num_flushed = [0] * len(pools)
         """Per pool: pages that `clear` dropped; `evict` did so with the others that events EVICT have moved."""
 
@@ -108,7 +110,7 @@ class PrefixCache:
         node, reach = self._tree.descend(root, tokens, keys, limit)
         if not reach:
             return Match(namespace, 0, 0, 0, self._version, None, self._tree)
-        self._order.touch_path(node)
+        self._order.touch_to(node, reach)
         usable = reach
         if self._tails:
             usable = self._usable(node, reach)
@@ -123,6 +125,7 @@ class PrefixCache:
         if match.node is None or not match.num_pages:
             return self.empty_lease(match.namespace)
         node = self._cut(match.node, match.num_pages)
+        self._note_branching(match, node)
         return self._lock_again(node, None, self._firsts(node, match.num_tokens))
 
     def lease_kv(self, match: Match, num_tokens: int) -> Lease:
@@ -136,6 +139,7 @@ class PrefixCache:
         if match.node is None:
             return self.empty_lease(match.namespace)
         node = self._cut(match.node, match.reach // self.page_size)
+        self._note_branching(match, node)
         return self._lock_again(node, None, self._firsts_without_states(node, num_tokens))
 
     def empty_lease(self, namespace: Namespace) -> Lease:
@@ -153,6 +157,7 @@ class PrefixCache:
         if reach == lease.num_pages:
             return lease
         node = self._cut(node, reach)
+        note_shared(node)
         longer = self._lock_again(node, lease._node, self._firsts_without_states(node, token_len(tokens)))
         self._end(lease)
         return longer
@@ -181,6 +186,19 @@ class PrefixCache:
         node.locks -= 1
         self._tree.forget_if_empty(node)
 
+    def retire(self, lease: Lease) -> int:
+        """`release` a path that nobody comes back to: what no other path shares of it is evicted before all else, until
+        it is matched again. Returns its FULL pages; none where others go on from its end, or lease all of it."""
+        leaf = lease._node
+        self.release(lease)
+        branch = () if leaf.severed else self._order.retire(leaf)
+        for node in branch:
+            for tail in self._tails:
+                tail.retire(node)
+        num_pages = sum(node.num_pages for node in branch)
+        self.num_retired += num_pages
+        return num_pages
+
     # ------------------------------------------------------------ insert
 
     def insert(self, lease: Lease, namespace: Namespace, tokens: Packed, keys: Packed, pages: Pages) -> Insertion:
@@ -202,6 +220,8 @@ class PrefixCache:
         node, end = self._tree.descend(lease._node, tokens, keys, limit)
         if end < node.end:
             node = self._split(node, end)
+        if node.children if end < limit else end > first and node.locks:
+            note_shared(node)
         self.pools[_FULL].free(pages[_FULL][: end - first])
         if end < limit:
             size = self._page_bytes
@@ -450,6 +470,13 @@ class PrefixCache:
                 tail.unlock(lease._node, lease._firsts[tail.index])
         lease._live = False
 
+    def _note_branching(self, match: Match, node: Node) -> None:
+        """A request leases the path to `node`. One that goes on where a path ended has it for itself, as the next turn
+        of a conversation has; of a path that goes on in another way as well, that part is shared."""
+        deepest = match.node
+        if deepest is not None and (deepest.children or match.reach < deepest.end * self.page_size):
+            note_shared(node)
+
     # ------------------------------------------------------------ pages come and go
 
     def _store(self, node: Node, lease: Lease, tokens: bytes, keys: bytes, pages: Pages) -> Node:
@@ -485,9 +512,10 @@ class PrefixCache:
             self._blocks.removed(keys)
 
     def _may_grow(self, node: Node, lease: Lease, num_new: int, new_pages: Pages) -> bool:
-        """Whether `node` is a lone leaf that no other lease ends at, and would stay one that a node may be."""
+        """Whether `node` is a lone leaf that no other lease ends at, and would stay one that a node may be. One that is
+        shared does not grow by what is not."""
         num_others = node.locks - (node is lease._node)
-        if node.parent is None or node.children or num_others:
+        if node.parent is None or node.children or num_others or node.shared:
             return False
         return all(tail.may_extend(node, num_new, len(new_pages[tail.index])) for tail in self._tails)
 

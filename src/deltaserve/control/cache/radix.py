@@ -35,6 +35,7 @@ class Node:
         "parent",
         "reused",
         "severed",
+        "shared",
         "start",
         "tokens",
     )
@@ -60,6 +61,9 @@ class Node:
         """Live leases on this node or below it."""
         self.reused = False
         """A second request has leased this node: see control/cache/eviction.py. Then its ancestors are, too."""
+        self.shared = False
+        """Paths part at its end or below it, or did, or two requests computed it at a time. Then its ancestors are,
+        too."""
         self.severed: bool = parent.severed if parent is not None else False
         """Cut off from its namespace's root: no path leads here, and its pages go with the last lease."""
 
@@ -166,7 +170,7 @@ class RadixTree:
             self.severed[upper] = None
         else:
             parent.children[node.tokens[:size]] = upper
-        upper.severed, upper.reused = node.severed, node.reused
+        upper.severed, upper.reused, upper.shared = node.severed, node.reused, node.shared
         node.parent = upper
         node.start = index
         node.tokens = node.tokens[cut * size :]

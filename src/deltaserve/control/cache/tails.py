@@ -125,6 +125,11 @@ class TailPool:
             if step in self._order:
                 self._order.move_to_end(step)
 
+    def retire(self, node: Node) -> None:
+        """Evict what no lease needs of `node` before all else."""
+        if node in self._order:
+            self._order.move_to_end(node, last=False)
+
     # ------------------------------------------------------------ pages come and go
 
     def may_extend(self, leaf: Node, num_new: int, num_handed_over: int) -> bool:

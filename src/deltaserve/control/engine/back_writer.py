@@ -61,11 +61,12 @@ class BackWriter:
         self._num_told = self._num_sent = 0
 
     def answered(self, room: DecodeRoom, turn: EngineTurn) -> None:
-        """Tell the prefill worker that was named for a room of its prompt and answer, if it may lack pages of them."""
+        """Tell the prefill worker that was named for a room of its prompt and answer, if it may lack pages of them, and
+        a next turn may come."""
         named = room.submit.prefill
         if not self._config.options.writes_back or named is None or turn.is_draining:
             return
-        if not self._parts.scheduler.running.uses_tree(room.request):
+        if room.request.hints.done or not self._parts.scheduler.running.uses_tree(room.request):
             return
         name = PeerName(named.name)
         hello = self._links.table.get(name).hello if self._links.is_ready(name) else None

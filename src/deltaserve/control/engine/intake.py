@@ -317,4 +317,5 @@ def _offer(room: DecodeRoom, now: float) -> Offer:
         sampling=request.sampling,
         remaining_ms=max(1, int((request.deadline - now) * 1000)),
         cache=request.cache,
+        hints=request.hints,
     )

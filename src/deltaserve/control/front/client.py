@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Protocol
 
 from deltaserve.core.errors import FailReason
+from deltaserve.core.hints import NO_HINTS, KvHints
 from deltaserve.core.ids import Namespace, PeerName, Role, Room
 from deltaserve.core.sampling import SamplingParams, TokenLogprobs
 from deltaserve.core.wire.messages import CacheUse, FinishReason, PeerAddress, Status, Usage
@@ -25,6 +26,7 @@ class Generation:
     cache: CacheUse = CacheUse.NORMAL
     prefill: PeerAddress | None = None
     """The one prefill worker that may compute the prompt, which somebody else chose; None: the front chooses."""
+    hints: KvHints = NO_HINTS
 
 
 @dataclass(frozen=True, slots=True)

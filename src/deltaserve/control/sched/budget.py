@@ -77,3 +77,10 @@ class Budget:
         if request.lease is not None:
             self._cache.release(request.lease)
             request.lease = None
+
+    def settle(self, request: Request) -> None:
+        """`reclaim` at its end: what it says of the requests to come counts now."""
+        if request.hints.done and request.lease is not None:
+            lease, request.lease = request.lease, None
+            self._cache.retire(lease)
+        self.reclaim(request)

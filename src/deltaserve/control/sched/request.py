@@ -16,6 +16,7 @@ import msgspec
 
 from deltaserve.control.cache.prefix_cache import Lease
 from deltaserve.control.sched.draft_book import DraftBook, DraftStart
+from deltaserve.core.hints import NO_HINTS, KvHints
 from deltaserve.core.ids import Namespace, PageId, PoolId, Room, RowId
 from deltaserve.core.keys import extend_keys, num_keys
 from deltaserve.core.sampling import SamplingParams
@@ -46,6 +47,7 @@ class Request:
     arrival: float
     deadline: float
     cache: CacheUse = CacheUse.NORMAL
+    hints: KvHints = NO_HINTS
     lease: Lease | None = None
     owned: tuple[list[PageId], ...] = ()
     """Per pool: this request's own pages, contiguous from page index `owned_first` on."""

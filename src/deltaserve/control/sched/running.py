@@ -2,7 +2,8 @@
 
 enter -> [running] -> leave (computed for somebody else: keeps its pages until they are sent)
                    |-> retract (memory ran out: commit to the tree, give everything back)
-                   |-> give_back (the end)
+                   |-> give_back (it leaves nothing, or goes on elsewhere)
+                   |-> end
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -169,12 +170,17 @@ class Running:
         self._drop_row(request)
         self._budget.reclaim(request)
 
-    def give_back_behind_step(self, request: Request) -> None:
+    def end(self, request: Request) -> None:
+        """`give_back` of one that is complete, or wanted no more: its hints count."""
+        self._budget.settle(request)
+        self.give_back(request)
+
+    def end_behind_step(self, request: Request) -> None:
         """The end of one that a step has gone on with meanwhile: what it had computed stays in the tree, its states,
         which have taken in more than that, do not."""
         if self._has_news(request):
             self._hand_over(request, self.needs.token_pools)
-        self.give_back(request)
+        self.end(request)
 
     def share_under_step(self, request: Request, num_kept: int) -> None:
         """Hand over what was computed of the first `num_kept` tokens while a step still reads it: only where the tree

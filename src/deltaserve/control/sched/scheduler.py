@@ -33,12 +33,12 @@ class Scheduler:
 
         The tree has it at once: the next turn of a conversation may be here before a step under way is committed.
         """
-        leave = self.running.give_back_behind_step
+        leave = self.running.end_behind_step
         if self.steps.is_in_flight(request):
             self.running.share_under_step(request, request.num_tokens)
         else:
             self.running.leave_computed(request)
-            leave = self.running.give_back
+            leave = self.running.end
         self.waiting.forget(request)
         self.steps.end(request, leave)
 

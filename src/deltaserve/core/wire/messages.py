@@ -18,6 +18,7 @@ from enum import Enum
 import msgspec
 
 from deltaserve.core.errors import FailReason
+from deltaserve.core.hints import NO_HINTS, KvHints
 from deltaserve.core.ids import Role
 from deltaserve.core.sampling import SamplingParams, TokenLogprobs
 
@@ -146,6 +147,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
     prefill_wait_len: int = 0
     """What prefill would compute until this prompt is handed over, in tokens: decode computes the prompt itself where
     that takes less (engine/near.py). 0: it does not ask."""
+    hints: KvHints = NO_HINTS
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -161,6 +163,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     sampling: SamplingParams
     remaining_ms: int
     cache: CacheUse = CacheUse.NORMAL
+    hints: KvHints = NO_HINTS
 
 
 class Queued(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from deltaserve.server.chat_request import ChatRequest, chat_job, chat_prompt, t
 from deltaserve.server.chat_turns import Turns, kind_of, named_job, place_of, read_part, told_by
 from deltaserve.server.dialect import AnswerFormat, Dialect
 from deltaserve.server.front import Front
-from deltaserve.server.jobs import Asker, Common, Job, check_model, new_id
+from deltaserve.server.jobs import Asker, Common, Job, KvHintFields, check_model, new_id
 from deltaserve.server.read import caller_of
 from deltaserve.server.replies import event, json_reply
 from deltaserve.server.routes import HttpRoute
@@ -111,6 +111,7 @@ class MessagesBody(ConversationBody, SamplingFields):
     metadata: Metadata | None = None
     service_tier: str | None = None
     cache_salt: str | None = None
+    kv_hints: KvHintFields | None = None
 
 
 _COMMON = ("model", "stream", "cache_salt", *SamplingFields.model_fields)
@@ -173,6 +174,8 @@ def _common(body: MessagesBody, asker: Asker) -> Common:
     given: dict[str, object] = {name: getattr(body, name) for name in _COMMON if getattr(body, name) is not None}
     if body.stop_sequences:
         given["stop"] = body.stop_sequences
+    if body.kv_hints:
+        given["kv_hints"] = body.kv_hints.model_dump(exclude_none=True)
     wanted = body.output_config and body.output_config.format
     if wanted:
         given["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted.schema_}}

@@ -13,7 +13,7 @@ from deltaserve.core.wire.messages import FinishReason
 from deltaserve.server.api_errors import ApiError, Json, invalid, unsupported
 from deltaserve.server.body_fields import MAX_HINT_BYTES, Body, Items, parse
 from deltaserve.server.dialect import AnswerFormat, Dialect
-from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, Sample, compose, new_id
+from deltaserve.server.jobs import Asker, Common, Job, KvHintFields, OutputLimit, Sample, compose, new_id
 from deltaserve.server.prompts import Prompt, read_prompt
 from deltaserve.server.read import ID_CHARACTERS
 from deltaserve.server.replies import event
@@ -46,6 +46,7 @@ class GenerateBody(Body):
     """The request's id in the answer and in the log."""
     extra_key: str | None = None
     """What SGLang's clients call `cache_salt`, and put here."""
+    kv_hints: KvHintFields | None = None
     return_logprob: bool | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     logprob_start_len: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
@@ -99,6 +100,8 @@ def _sampling(body: GenerateBody, asker: Asker) -> GenerateSampling:
                 given[ours] = given[name]
         if body.extra_key is not None:
             given["extra_key"] = body.extra_key
+        if body.kv_hints is not None:
+            given["kv_hints"] = body.kv_hints.model_dump(exclude_none=True)
         fixed = {"model": asker.settings.model_name, "stream": body.stream}
         return parse(GenerateSampling, given | fixed, asker.unknown_fields)
 

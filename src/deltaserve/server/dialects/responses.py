@@ -12,7 +12,7 @@ from deltaserve.server.chat_request import MAX_OPTIONS, ChatRequest, chat_job, t
 from deltaserve.server.chat_turns import Turns, kind_of, named_job, place_of, read_part, told_by
 from deltaserve.server.dialect import AnswerFormat, Dialect
 from deltaserve.server.field_errors import listed, shown
-from deltaserve.server.jobs import Asker, Common, Job, check_model, new_id
+from deltaserve.server.jobs import Asker, Common, Job, KvHintFields, check_model, new_id
 from deltaserve.server.replies import event
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, SamplingFields
 from deltaserve.server.text.answer_pieces import AnswerPiece, Arguments, CallBegins, Content, Reasoning
@@ -101,6 +101,7 @@ class ResponsesBody(SamplingFields):
     prompt_cache_options: dict[str, object] | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
+    kv_hints: KvHintFields | None = None
     no_cache: bool | None = None
     chat_template_kwargs: Annotated[dict[str, str | bool | int | float | None], at_most(MAX_OPTIONS)] | None = None
 
@@ -190,7 +191,7 @@ def _refuse(body: ResponsesBody) -> None:
 
 
 def _common(body: ResponsesBody, asker: Asker) -> Common:
-    names = {*SamplingFields.model_fields, "model", "stream", "cache_salt", "extra_key", "no_cache"}
+    names = {*SamplingFields.model_fields, "model", "stream", "cache_salt", "extra_key", "kv_hints", "no_cache"}
     given: dict[str, object] = body.model_dump(include=names, exclude_none=True)
     wanted = body.text and body.text.format
     if wanted and wanted.type != "text":

@@ -1,0 +1,86 @@
+"""What clients hint reaches both trees, counts at the end of a request, and changes no answer."""
+
+from dataclasses import replace
+
+import pytest
+
+from deltaserve.core.hints import KvHints
+from deltaserve.core.wire.messages import Offer, WriteBack
+from deltaserve.sim.cluster import Cluster, Shape
+from tests.control.engine.duo import DECODE, PREFILL, Duo
+
+HEAD, PAGE = list(range(1, 17)), 4
+DONE = KvHints(done=True)
+SHAPE = Shape(writes_back=True, prefill_pages=60, decode_pages=60)
+RETIRED = "deltaserve_pages_retired_total"
+
+
+def hit_after_losing(duo: Duo, num_pages: int, prompt: list[int]) -> tuple[int, int]:
+    """Tokens of the prompt that decode and prefill still have when each has evicted so many pages."""
+    for side in (duo.decode, duo.prefill):
+        side.parts.cache.evict((num_pages,))
+    asked = duo.serve(prompt, 1)
+    return asked.usage.decode_cached_len, asked.usage.prefill_cached_len
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_what_is_done_goes_first_on_both_sides(is_told: bool) -> None:
+    """The first conversation was used before the other, which has no further turn."""
+    duo = Duo(SHAPE)
+    first, last = [60, *range(2, 16)], [70, *range(2, 16)]
+    duo.serve(first, 2)
+    duo.serve(last, 2, hints=KvHints(done=is_told))
+    for name in (DECODE, PREFILL):
+        assert bool(duo.metrics(name)[RETIRED]) is is_told
+    kept = hit_after_losing(duo, 3, first)
+    assert (kept == (12, 12)) is is_told
+    duo.cluster.check()
+
+
+def test_the_offer_says_it_and_no_answer_is_written_back() -> None:
+    duo = Duo(SHAPE)
+    duo.serve(HEAD, 9, hints=DONE)
+    assert [offer.hints for offer in duo.sent(Offer, DECODE)] == [DONE]
+    assert not duo.sent(WriteBack, DECODE)
+    duo.serve([50, *HEAD], 9)
+    assert duo.sent(WriteBack, DECODE)
+
+
+def test_what_others_share_is_not_done() -> None:
+    duo = Duo(SHAPE)
+    duo.serve([*HEAD, 40, 41, 42, 43], 1)
+    duo.serve([*HEAD, 50, 51, 52, 53], 1, hints=DONE)
+    for name in (DECODE, PREFILL):
+        assert duo.metrics(name)[RETIRED] == 1
+    duo.serve([*HEAD, 50, 51, 52, 53, 54], 1)
+
+
+def test_a_client_that_leaves_is_done_as_well() -> None:
+    duo = Duo(SHAPE)
+    asked = duo.ask(HEAD, 40, hints=DONE)
+    duo.until(lambda: len(asked.answer.tokens) > 4)
+    duo.cancel(asked)
+    duo.until(lambda: duo.metrics(DECODE)[RETIRED] >= len(HEAD) // PAGE)
+    duo.run(0.5)
+    duo.cluster.check()
+
+
+def test_a_retracted_request_is_not_at_its_end() -> None:
+    """What it gives up for a while is not evicted before what others left: it comes back for it."""
+    cluster = Cluster(Shape(num_prefill=0, num_decode=0, num_unified=1, decode_pages=16, reserve_len=0))
+    cluster.warm_up()
+    wanted = [cluster.generation([80 + i, *range(1, 20)], 30) for i in range(2)]
+    answers = [cluster.front.submit(replace(generation, hints=DONE)) for generation in wanted]
+    (worker,) = cluster.world.workers.values()
+    serving, seen = worker.instance.serving, []
+
+    def note() -> bool:
+        retracted = serving.parts.scheduler.running.num_retractions
+        seen.append((len(serving.rooms), retracted, serving.parts.cache.num_retired))
+        return all(answer.ends for answer in answers)
+
+    cluster.world.run(until=cluster.world.now + 20.0, done=note)
+    assert any(num_rooms == 2 and retracted for num_rooms, retracted, _ in seen)
+    assert all(not retired for num_rooms, _, retired in seen if num_rooms == 2)
+    assert seen[-1][2] > 0
+    cluster.check()

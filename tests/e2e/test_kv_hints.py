@@ -1,0 +1,46 @@
+"""Hints over HTTP and through real workers: what a client is done with is evicted before what it is not."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.e2e.server import ROOT, Server, serving, wait_until
+
+MODEL = ROOT / "models" / "recall-micro"
+PAGE, NUM_PAGES = 16, 64
+FLAGS = ("--page-size", str(PAGE), "--num-pages", str(NUM_PAGES), "--context-length", "1024")
+PROMPT_LEN = 20 * PAGE
+RETIRED = "deltaserve_pages_retired_total"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with TemporaryDirectory(prefix="e2e-") as folder, serving(Path(folder), MODEL, *FLAGS) as started:
+        yield started
+
+
+def prompt(first: int) -> list[int]:
+    return [first, *range(40, 40 + PROMPT_LEN // 2), *range(40, 39 + PROMPT_LEN // 2)]
+
+
+def num_retired(server: Server) -> float:
+    """Pages, on the side that has fewer."""
+    metrics = server.metrics()
+    return min(metrics[worker].get(RETIRED, 0.0) for worker in ("prefill-0", "decode-0"))
+
+
+def test_a_branch_that_is_done_goes_before_an_older_one(server: Server) -> None:
+    """The pool holds three prompts: a fourth takes the place of the one whose client is done."""
+    older, over, newer = map(prompt, (32, 33, 34))
+    first = server.complete(older, 8)
+    server.complete(over, 8, kv_hints={"done": True})
+    server.complete(newer, 8)
+    wait_until(lambda: num_retired(server) >= PROMPT_LEN // PAGE, "both sides to retire it", server)
+    server.complete(prompt(35), 8)
+    again = server.complete(older, 8)
+    assert again.tokens == first.tokens
+    assert again.cached_len >= PROMPT_LEN - PAGE
+    assert server.complete(over, 8).cached_len < PROMPT_LEN - PAGE
+    server.wait_quiet()
