@@ -552,7 +552,12 @@ def with_core_shares(
         CoreShare(path, place, len(specs), num_cores, resolved[spec.role].own_threads)
         for place, spec in enumerate(specs)
     ]
-    return [msgspec.structs.replace(spec, core_share=share) for spec, share in zip(specs, shares, strict=True)]
+    return [_with_core_share(spec, share) for spec, share in zip(specs, shares, strict=True)]
+
+
+def _with_core_share(spec: WorkerSpec, share: CoreShare) -> WorkerSpec:
+    options = msgspec.structs.replace(spec.options, shares_cores=True)
+    return msgspec.structs.replace(spec, core_share=share, options=options)
 
 
 def worker_names(settings: Settings) -> Sequence[tuple[str, Role]]:

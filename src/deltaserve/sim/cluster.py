@@ -82,6 +82,8 @@ class Shape:
     schedule_policy: str = "fcfs"
     load_balance_method: str = "ttft"
     conditional_prefill: bool = False
+    shares_cores: bool = False
+    """Decode and prefill are said to compute on the same cores."""
     writes_back: bool = False
     assumed_output_len: int = 16
     num_heads: int = 1
@@ -206,6 +208,7 @@ def worker_config(
                 num_ahead=shape.steps_ahead,
                 step_target_s=shape.itl_target_s,
             ),
+            shares_cores=shape.shares_cores,
             writes_back=shape.writes_back,
             kv_eviction=shape.kv_eviction,
             state_eviction=shape.state_eviction,

@@ -33,8 +33,11 @@ _OVERLAPS_DEEPLY = 0.5
 """How often, of those, two steps are planned behind the one that computes."""
 _OVERLAPS = 0.4
 """Share of runs in which steps are planned while others compute."""
-_PLANS_LATE = 0.3
 _SHARES_CORES = 0.9
+"""How often, of those with late plans, steps are put off for prefill."""
+_ONE_MACHINE = 0.3
+"""How often, of those with conditional prefill, decode takes its cores for prefill's."""
+_PLANS_LATE = 0.3
 """Share of runs in which the step behind one that computes is planned shortly before its end, as on the host."""
 _PACED = 0.1
 """Share of runs in which rows and prompts are taken in as a target for the length of a step allows."""
@@ -174,6 +177,8 @@ def draw_knobs(seed: int) -> Knobs:
         patience_s = min(knobs.shape.staging_patience_s, 0.5)
         target_s = pace.choose((0.0005, 0.002, 0.004))
         knobs = replace(knobs, shape=replace(knobs.shape, itl_target_s=target_s, staging_patience_s=patience_s))
+    if knobs.shape.conditional_prefill and Chance(seed, "cores").hits(_ONE_MACHINE):
+        knobs = replace(knobs, shape=replace(knobs.shape, shares_cores=True))
     if chance.hits(_SPECULATES):
         knobs = replace(knobs, shape=replace(knobs.shape, max_drafts=chance.choose((1, 3, 3, 7))))
     return _with_a_rollout(knobs, Chance(seed, "rollout"))

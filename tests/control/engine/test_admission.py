@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -122,6 +123,16 @@ def test_decode_computes_a_short_delta_itself_when_the_front_says_so(prefill_wai
     asked = duo.serve([*range(1, 17), *range(60, 66)], 3)
     assert len(duo.sent(Offer, DECODE)) - before == num_offers
     assert asked.usage.decode_cached_len == 16
+    assert duo.metrics(DECODE)["deltaserve_conditional_prefills_total"] == 1 - num_offers
+
+
+@pytest.mark.parametrize(("shape", "num_offers"), [({}, 0), ({"itl_target_s": 0.05}, 1), ({"shares_cores": False}, 1)])
+def test_on_cores_that_prefill_shares_decode_computes_long_prompts_too(shape: dict[str, Any], num_offers: int) -> None:
+    """Longer than --decode-extend-tokens. Not where rows are not to wait longer than a target allows."""
+    duo = Duo(Shape(**{"extend_len": 10, "shares_cores": True, **shape}))
+    duo.cluster.front.core.placer.place = with_prefill_wait_len(duo.cluster.front.core.placer.place, 40)  # type: ignore[method-assign]
+    duo.serve(range(1, 31), 3)
+    assert len(duo.sent(Offer, DECODE)) == num_offers
     assert duo.metrics(DECODE)["deltaserve_conditional_prefills_total"] == 1 - num_offers
 
 

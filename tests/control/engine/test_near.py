@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaserve.control.engine.near import Weighing
+from deltaserve.control.engine.near import Cores, Weighing
 
 counts = st.integers(0, 1 << 20)
 IDLE = Weighing(missing_len=100, backlog_len=0, num_rows=0, prefill_wait_len=100, most_len=256)
@@ -26,12 +26,24 @@ def test_a_long_prompt_is_prefills_however_long_its_queue_is() -> None:
     assert not replace(IDLE, missing_len=257, prefill_wait_len=1 << 20).is_near
 
 
-@given(counts, counts, st.integers(0, 512), counts, counts)
+def test_on_shared_cores_what_is_computed_decides() -> None:
+    """Not who waits for it, nor how long it is."""
+    shared = replace(IDLE, backlog_len=10_000, num_rows=16, cores=Cores.SHARED)
+    assert shared.is_near
+    assert replace(shared, missing_len=5_000, prefill_wait_len=5_010).is_near
+    assert not replace(shared, missing_len=5_000, prefill_wait_len=1_000).is_near, "prefill holds most of it"
+
+
+@given(counts, counts, st.integers(0, 512), counts, counts, st.sampled_from(Cores))
 def test_more_to_do_here_never_draws_a_prompt_here(
-    missing: int, backlog: int, rows: int, prefill: int, most: int
+    missing: int, backlog: int, rows: int, prefill: int, most: int, cores: Cores
 ) -> None:
     """Nor does more to do there drive it away."""
-    weighing = Weighing(missing, backlog, rows, prefill, most)
-    for more in ({"missing_len": missing + 1}, {"backlog_len": backlog + 1}, {"num_rows": rows + 1}):
-        assert weighing.is_near or not replace(weighing, **more).is_near
+    weighing = Weighing(missing, backlog, rows, prefill, most, cores)
+    for more in (
+        replace(weighing, missing_len=missing + 1),
+        replace(weighing, backlog_len=backlog + 1),
+        replace(weighing, num_rows=rows + 1),
+    ):
+        assert weighing.is_near or not more.is_near
     assert replace(weighing, prefill_wait_len=prefill + 1).is_near or not weighing.is_near

@@ -65,6 +65,8 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Silence of a front, seen by decode, after which its rooms are cancelled."""
     drain_timeout_s: float = 2.0
     """A peer silent for so long about a revoked ticket is fenced. While it drains it says so twice a second."""
+    shares_cores: bool = False
+    """Whether prefill workers that name rooms to this one compute on its cores."""
     writes_back: bool = False
     """Whether prefill takes the pages of answers from decode."""
     tells_blocks: bool = False

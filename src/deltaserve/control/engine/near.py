@@ -1,9 +1,18 @@
 """Where a prompt is computed: on prefill, or on decode itself. The one rule, and all that goes into it."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 _PACE_BESIDE_OTHERS = 2.0
 """Time of a token that is computed beside other work of decode, over that of one of prefill's."""
+
+
+class Cores(Enum):
+    """Whose the cores are that decode computes on."""
+
+    OWN = "own"
+    SHARED = "shared"
+    """Prefill's as well: what one of them computes keeps the other from computing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +23,10 @@ class Weighing:
     the prompts that are computed there already, and every row that draws tokens waits as long as the prompt takes: what
     they lose counts like what it loses itself, so the sum over all requests decides. Dynamo decides by a fixed length
     instead (its conditional disaggregation).
+
+    On shared cores rows wait as long for a prompt that prefill computes. Beside one that decode computes they ride
+    along, for about the time of the prompt alone, where steps of their own would each read all weights again. So there
+    what is computed decides, and not who waits: decode computes the prompt unless prefill holds so much more of it.
     """
 
     missing_len: int
@@ -25,11 +38,15 @@ class Weighing:
     prefill_wait_len: int
     """What prefill computes, or could, until the prompt would be handed over. 0: prefill computes it in any case."""
     most_len: int
-    """Decode computes no more of one prompt itself (--decode-extend-tokens)."""
+    """On cores of its own decode computes no more of one prompt itself (--decode-extend-tokens). On shared ones this
+    bounds a step that has rows, and no prompt."""
+    cores: Cores = Cores.OWN
 
     @property
     def local_wait_len(self) -> int:
-        """What all requests of decode together wait where it computes the prompt."""
+        """What all requests of decode together wait where it computes the prompt; on shared cores what it computes."""
+        if self.cores is Cores.SHARED:
+            return self.missing_len
         is_alone = not self.num_rows and not self.backlog_len
         pace = 1.0 if is_alone else _PACE_BESIDE_OTHERS
         return int((self.backlog_len + self.missing_len) * (pace + self.num_rows))
@@ -37,4 +54,5 @@ class Weighing:
     @property
     def is_near(self) -> bool:
         """Whether decode is to compute the prompt."""
-        return self.missing_len <= self.most_len and self.local_wait_len <= self.prefill_wait_len
+        is_short = self.missing_len <= self.most_len or self.cores is Cores.SHARED
+        return is_short and self.local_wait_len <= self.prefill_wait_len

@@ -12,7 +12,7 @@ from deltaserve.control.engine.back_writer import BackWriter
 from deltaserve.control.engine.checks import STEP_FAILURES, Refusal, refuse_submit
 from deltaserve.control.engine.ended import EndedAnswer
 from deltaserve.control.engine.intake import Arrived, AttemptFailed, Intake, Outcome
-from deltaserve.control.engine.near import Weighing
+from deltaserve.control.engine.near import Cores, Weighing
 from deltaserve.control.engine.parts import Parts
 from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.rooms import DecodeRoom, RoomBook, ToFronts
@@ -279,12 +279,16 @@ class Serving:
             return None
         match = self.parts.cache.match(request.namespace, request.tokens, request.keys, request.num_tokens - 1)
         others = [other for other in self.rooms if other is not room]
+        options = self.config.options
+        # With a target for the time between tokens rows are not to wait for more than it allows.
+        is_shared = options.shares_cores and options.sched.step_target_s is None
         return Weighing(
             missing_len=request.num_tokens - match.num_tokens,
             backlog_len=sum(other.weighing.missing_len for other in others if other.weighing and other.is_near),
             num_rows=sum(other.has_output and other.state is DecodeState.RUNNING for other in others),
             prefill_wait_len=wait_len,
-            most_len=self.config.options.sched.near_len,
+            most_len=options.sched.near_len,
+            cores=Cores.SHARED if is_shared else Cores.OWN,
         )
 
     def _refusal(self, submit: Submit, is_draining: bool) -> Refusal | None:
