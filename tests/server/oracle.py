@@ -17,6 +17,7 @@ from deltaserve.control.front.client import (
     UnknownWorker,
 )
 from deltaserve.core.errors import FailReason, RequestFailed
+from deltaserve.core.hints import NO_HINTS, HintAnswer, HintOutcome, KvHints
 from deltaserve.core.ids import Role, Room
 from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.core.tokens import unpack_u32
@@ -110,7 +111,7 @@ class OracleEngine:
             num_out += len(run)
             self.num_tokens += len(run)
             logprobs = () if sampling.logprobs is None else tuple(_logprobs(t, sampling.logprobs) for t in run)
-            usage = usage_of(len(prompt), num_out) if start == 0 else None
+            usage = usage_of(len(prompt), num_out, generation.hints) if start == 0 else None
             yield OutputDelta(tokens=tuple(run), logprobs=logprobs, usage=usage)
             if finish is FinishReason.STOP:
                 break
@@ -119,7 +120,7 @@ class OracleEngine:
                 num_out, finish = self.finished[generation.room], FinishReason.STOP
                 break
         await self._pause(num_out, generation.room)
-        yield OutputDelta(finish=finish, usage=usage_of(len(prompt), num_out))
+        yield OutputDelta(finish=finish, usage=usage_of(len(prompt), num_out, generation.hints))
 
     async def _pause(self, num_out: int, room: Room) -> None:
         if self.failure is not None and num_out >= self.fail_after:
@@ -191,8 +192,8 @@ class OracleEngine:
         return EngineStats(rooms=7)
 
 
-def usage_of(prompt_len: int, output_len: int) -> Usage:
-    """What the engine reports: 3/4 of the prompt cached on decode, half of it on prefill."""
+def usage_of(prompt_len: int, output_len: int, hints: KvHints = NO_HINTS) -> Usage:
+    """What the engine reports: 3/4 of the prompt cached on decode, half of it on prefill, each hint accepted."""
     return Usage(
         prompt_len=prompt_len,
         output_len=output_len,
@@ -204,5 +205,6 @@ def usage_of(prompt_len: int, output_len: int) -> Usage:
         transfer_s=0.125,
         decode_queue_s=0.0625,
         worker_wait_s=0.125,
+        done_hint=HintAnswer(outcome=HintOutcome.ACCEPTED) if hints.done else None,
         first_token_s=1.0,
     )

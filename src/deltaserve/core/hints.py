@@ -1,5 +1,7 @@
 """What a client says of the requests to come. Advice: no answer depends on it, and none is refused for it."""
 
+from enum import Enum
+
 import msgspec
 
 
@@ -11,3 +13,18 @@ class KvHints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 NO_HINTS = KvHints()
+
+
+class HintOutcome(Enum):
+    """What became of a hint."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+
+
+class HintAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What decode says of one hint."""
+
+    outcome: HintOutcome
+    reason: str = ""
+    """Why it was refused."""

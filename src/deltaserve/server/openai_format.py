@@ -12,7 +12,7 @@ from deltaserve.server.prompts import Prompt
 from deltaserve.server.replies import DONE, event
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
-from deltaserve.server.usage import Counted, cached_details, cached_len, finite, timings
+from deltaserve.server.usage import Counted, cached_details, cached_len, finite, hint_answers, timings
 
 
 class OpenAiFormat(AnswerFormat):
@@ -30,7 +30,7 @@ class OpenAiFormat(AnswerFormat):
         self._job = job
         self._fields = fields
         options = fields.stream_options or StreamOptions()
-        self._tells_usage = bool(options.include_usage or fields.timings)
+        self._tells_usage = bool(options.include_usage or fields.timings or fields.kv_hints)
         """Whether an event after the last piece tells the usage."""
         self._counts_all_along = bool(options.include_usage and options.continuous_usage_stats)
 
@@ -134,7 +134,7 @@ class OpenAiFormat(AnswerFormat):
         if self._fields.timings:
             reports = [(index, count.report) for index, count in sorted(counted.items())]
             usage["timings"] = [timings(index, report) for index, report in reports if report]
-        return usage
+        return usage | hint_answers(counted)
 
     def _first_reports(self, counted: Counted) -> list[Usage]:
         """Those of each prompt's first sample: the others find it in the cache."""

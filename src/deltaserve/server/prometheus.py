@@ -122,6 +122,7 @@ class ServerMetrics:
         self.prompt_len = histogram("request_prompt_tokens", "Prompt tokens of a sample that ended", _LEN_BUCKETS)
         self.output_len = histogram("request_generation_tokens", "Output tokens of a sample", _LEN_BUCKETS)
         self.finished = counter("request_success", "Samples that ended, by reason", "finished_reason")
+        self.hints = counter("kv_hints", "Cache hints of samples that ended, by what became of them", "hint", "outcome")
         self.looked_up = counter("prompt_tokens_looked_up", "Prompt tokens that were looked for in the caches")
         self.found = counter("prompt_tokens_found", "Of these, found on whichever side held more")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of samples whose prompt was computed")

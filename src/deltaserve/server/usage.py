@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from deltaserve.core.hints import HintOutcome
 from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.core.wire.messages import Usage
 
@@ -70,6 +71,16 @@ def timings(index: int, usage: Usage) -> dict[str, object]:
         "drafted_tokens": usage.num_drafts,
         "accepted_tokens": usage.num_accepted,
     }
+
+
+def hint_answers(counted: Counted) -> dict[str, object]:
+    """What became of the hints, for a usage; nothing where none were given. What one sample refused is refused."""
+    reports = [count.report for _, count in sorted(counted.items())]
+    answers = [report.done_hint for report in reports if report is not None and report.done_hint is not None]
+    if not answers:
+        return {}
+    told = next((answer for answer in answers if answer.outcome is HintOutcome.REFUSED), answers[0])
+    return {"kv_hints": {"done": told.outcome.value, **({"reason": told.reason} if told.reason else {})}}
 
 
 def logprob_entries(

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from deltaserve.core.hints import KvHints
-from deltaserve.core.wire.messages import Offer, WriteBack
+from deltaserve.core.hints import HintAnswer, HintOutcome, KvHints
+from deltaserve.core.wire.messages import CacheUse, Offer, WriteBack
 from deltaserve.sim.cluster import Cluster, Shape
 from tests.control.engine.duo import DECODE, PREFILL, Duo
 
@@ -44,6 +44,33 @@ def test_the_offer_says_it_and_no_answer_is_written_back() -> None:
     assert not duo.sent(WriteBack, DECODE)
     duo.serve([50, *HEAD], 9)
     assert duo.sent(WriteBack, DECODE)
+
+
+@pytest.mark.parametrize(
+    ("shape", "cache", "answer"),
+    [
+        (SHAPE, CacheUse.NORMAL, HintAnswer(outcome=HintOutcome.ACCEPTED)),
+        (
+            SHAPE,
+            CacheUse.BYPASS,
+            HintAnswer(outcome=HintOutcome.REFUSED, reason="no_cache: nothing is left in a cache"),
+        ),
+        (
+            replace(SHAPE, radix_cache=False),
+            CacheUse.NORMAL,
+            HintAnswer(outcome=HintOutcome.REFUSED, reason="decode keeps no cache of prefixes"),
+        ),
+    ],
+)
+def test_decode_says_what_becomes_of_it(shape: Shape, cache: CacheUse, answer: HintAnswer) -> None:
+    duo = Duo(shape)
+    asked = duo.ask(HEAD, 3, cache=cache, hints=DONE)
+    duo.settle(asked)
+    assert asked.usage.done_hint == answer
+    silent = duo.ask(HEAD, 3, cache=cache)
+    duo.settle(silent)
+    assert silent.usage.done_hint is None
+    assert bool(duo.metrics(DECODE)[RETIRED]) is (answer.outcome is HintOutcome.ACCEPTED)
 
 
 def test_what_others_share_is_not_done() -> None:

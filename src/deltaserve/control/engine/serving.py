@@ -32,6 +32,7 @@ from deltaserve.control.transfer.commands import (
 )
 from deltaserve.control.transfer.receiver import Receiver
 from deltaserve.core.errors import FailReason
+from deltaserve.core.hints import HintAnswer, HintOutcome
 from deltaserve.core.ids import Attempt, PeerName, Room
 from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.core.tokens import TOKEN_BYTES, unpack_u32
@@ -238,6 +239,7 @@ class Serving:
             self._outbox.refused(front, submit, *refusal, turn)
             return
         room = self.rooms.open(front, submit, turn.now)
+        room.done_hint = self._answer(room.request)
         room.weighing = self._weigh(room)
         if submit.prefill is None or (room.weighing is not None and room.weighing.is_near):
             self._num_near += submit.prefill is not None
@@ -245,6 +247,16 @@ class Serving:
         else:
             self.links.on_prefill(front, submit.prefill, turn)
             self.intake.offer(room, PeerName(submit.prefill.name), turn)
+
+    def _answer(self, request: Request) -> HintAnswer | None:
+        """What becomes of the hint that no further turn comes."""
+        if not request.hints.done:
+            return None
+        if self.parts.scheduler.running.uses_tree(request):
+            return HintAnswer(outcome=HintOutcome.ACCEPTED)
+        bypasses = request.cache is CacheUse.BYPASS
+        reason = "no_cache: nothing is left in a cache" if bypasses else "decode keeps no cache of prefixes"
+        return HintAnswer(outcome=HintOutcome.REFUSED, reason=reason)
 
     def _is_repeat(self, front: PeerName, submit: Submit, turn: EngineTurn) -> bool:
         """Whether the Submit is of a room known here; then the front is told what it missed.

@@ -27,7 +27,7 @@ from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
 from deltaserve.server.thinking import Effort, ThinkingOptions, limit_of, thinking_options
 from deltaserve.server.tool_use import CallMode, FunctionTool, ToolUse, tool_use
-from deltaserve.server.usage import Counted, cached_len
+from deltaserve.server.usage import Counted, cached_len, hint_answers
 
 _NAMES = {
     "stop": "stop_sequences",
@@ -394,6 +394,7 @@ class MessagesFormat(AnswerFormat):
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": count.num_tokens,
+            **hint_answers(counted),
         }
 
 

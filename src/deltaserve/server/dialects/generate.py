@@ -21,7 +21,7 @@ from deltaserve.server.sampling_fields import MAX_LOGPROBS, EndpointFields
 from deltaserve.server.structured_output import constraint_of
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
-from deltaserve.server.usage import Counted, cached_details, cached_len, finite
+from deltaserve.server.usage import Counted, cached_details, cached_len, finite, hint_answers
 
 DEFAULT_NEW_TOKENS = 128
 _OUTSIDE = frozenset({"model", "stream", "stream_options", "prompt", "messages"})
@@ -196,6 +196,7 @@ class _SampleFormat:
             "completion_tokens": num_tokens,
             "cached_tokens": cached_len(usage) if usage else 0,
             "cached_tokens_details": cached_details(usage) if usage else None,
+            **hint_answers({sample.index: counted[sample.index]}),
             **{name: values.raw() for name, values in self._lists.items()},
         }
         return {"text": msgspec.Raw(b'"' + self._text + b'"'), "output_ids": self._ids.raw(), "meta_info": meta}

@@ -20,7 +20,7 @@ from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
 from deltaserve.server.thinking import Budget, Effort, limit_of
 from deltaserve.server.tool_use import CallMode, FunctionTool, ToolUse, tool_use
-from deltaserve.server.usage import Counted, cached_len, logprob_entries
+from deltaserve.server.usage import Counted, cached_len, hint_answers, logprob_entries
 
 _LOGPROBS = "message.output_text.logprobs"
 _NAMES = {"messages": "input", "response_format.json_schema": "text.format", "response_format": "text.format"}
@@ -429,6 +429,7 @@ class ResponsesFormat(AnswerFormat):
             "output_tokens": count.num_tokens,
             "output_tokens_details": {"reasoning_tokens": count.num_reasoning},
             "total_tokens": self._job.prompt_len + count.num_tokens,
+            **hint_answers(counted),
         }
         cut: Json | None = {"reason": "max_output_tokens"} if self._is_cut else None
         status = "incomplete" if self._is_cut else "completed"
