@@ -36,7 +36,7 @@ SIZES = {"system-prompt-len": 1800, "question-len": 200, "output-len": 12, "num-
 CONTEXT_LEN = 4096
 VARIANTS: Mapping[str, DisaggregationSettings] = {
     "unified": DisaggregationSettings(disaggregation_mode="null"),
-    "P/D": DisaggregationSettings(),
+    "P/D": DisaggregationSettings(conditional_prefill="off"),
     "P/D, conditional": DisaggregationSettings(conditional_prefill="auto"),
 }
 BASE = "unified"

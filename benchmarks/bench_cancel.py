@@ -37,7 +37,9 @@ class Variant:
     def settings(self) -> Settings:
         return Settings(
             model=ModelSettings(model_path=str(MODEL), device="cpu"),
-            disaggregation=DisaggregationSettings(disaggregation_transfer_backend=self.backend, verify="crc"),
+            disaggregation=DisaggregationSettings(
+                disaggregation_transfer_backend=self.backend, verify="crc", conditional_prefill="off"
+            ),
             network=NetworkSettings(port=free_port()),
         )
 

@@ -47,7 +47,11 @@ class Variant:
     decode_cache: bool
 
     def settings(self) -> Settings:
-        mode = DisaggregationSettings(disaggregation_mode="null") if self.unified else DisaggregationSettings()
+        mode = (
+            DisaggregationSettings(disaggregation_mode="null")
+            if self.unified
+            else DisaggregationSettings(conditional_prefill="off")
+        )
         return Settings(
             model=ModelSettings(model_path=str(MODEL), device="cpu", context_length=4096),
             scheduling=SchedulingSettings(max_running_requests=16, num_reserved_decode_tokens=64),

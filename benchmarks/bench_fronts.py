@@ -80,7 +80,7 @@ def settings_of(num_fronts: int) -> Settings:
     return Settings(
         model=ModelSettings(model_path=str(MODEL), device="cpu"),
         memory=MemorySettings(page_size=PAGE_SIZE),
-        disaggregation=DisaggregationSettings(prefill=2, decode=2),
+        disaggregation=DisaggregationSettings(prefill=2, decode=2, conditional_prefill="off"),
         network=NetworkSettings(port=free_port(), fronts=num_fronts),
     )
 

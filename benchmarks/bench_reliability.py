@@ -38,7 +38,14 @@ from benchmarks.serve_while import serve_while
 from deltaserve.core.ids import Role
 from deltaserve.launch.compose import free_port
 from deltaserve.process.worker.worker_spec import WorkerSpec
-from deltaserve.settings.config import MemorySettings, ModelSettings, NetworkSettings, SchedulingSettings, Settings
+from deltaserve.settings.config import (
+    DisaggregationSettings,
+    MemorySettings,
+    ModelSettings,
+    NetworkSettings,
+    SchedulingSettings,
+    Settings,
+)
 
 MODEL = ROOT / "models" / "recall-micro"
 PAGE, CHUNK = 16, 16
@@ -185,6 +192,7 @@ def measure_aborts(count: int) -> list[float]:
         model=ModelSettings(model_path=str(MODEL), device="cpu"),
         memory=MemorySettings(page_size=PAGE, num_pages=2048),
         scheduling=SchedulingSettings(chunked_prefill_size=CHUNK),
+        disaggregation=DisaggregationSettings(conditional_prefill="off"),
         network=NetworkSettings(port=free_port()),
     )
 

@@ -331,7 +331,7 @@ class Variant:
                 num_reserved_decode_tokens=int(load.output_len.mean),
                 stream_interval=STREAM_INTERVAL,
             ),
-            disaggregation=DisaggregationSettings(prefill=self.num_prefill),
+            disaggregation=DisaggregationSettings(prefill=self.num_prefill, conditional_prefill="off"),
             network=NetworkSettings(port=free_port()),
         )
 

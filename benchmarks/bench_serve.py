@@ -153,7 +153,7 @@ def serving(model: Path, *flags: str, program: Sequence[str] | None = None) -> I
     """`deltaserve serve`, ended afterwards. `program`: what stands for `deltaserve`."""
     port = free_port()
     program = program or (sys.executable, "-m", "deltaserve.cli.main")
-    argv = [*program, "serve", str(model), "--port", str(port), *flags]
+    argv = [*program, "serve", str(model), "--port", str(port), "--conditional-prefill", "off", *flags]
     with TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("wb") as out:

@@ -79,6 +79,7 @@ class Served:
 def serving() -> Iterator[Served]:
     port = free_port()
     argv = [sys.executable, "-m", "deltaserve.cli.main", "serve", str(MODEL), "--port", str(port), *FLAGS]
+    argv += ["--conditional-prefill", "off"]
     with TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("wb") as out:

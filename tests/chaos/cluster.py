@@ -59,6 +59,7 @@ def settings(port: int, backend: TransferBackend = "auto") -> Settings:
             prefill=NUM_WORKERS // 2,
             decode=NUM_WORKERS // 2,
             verify="crc",
+            conditional_prefill="off",
             disaggregation_transfer_backend=backend,
         ),
         network=NetworkSettings(port=port),

@@ -29,9 +29,10 @@ Json = dict[str, Any]
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Logs of the children lie below `folder` as long as the server runs."""
+    """Logs of the children lie below `folder` as long as the server runs. Unless a test says otherwise prefill computes
+    every prompt: on a machine whose cores they share decode would, and nothing would be moved."""
     paths = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "TMPDIR": str(folder)}
-    return {**os.environ, **paths, "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **paths, "PYTHONUNBUFFERED": "1", "DELTASERVE_CONDITIONAL_PREFILL": "off"}
 
 
 class Process:

@@ -87,6 +87,20 @@ def test_conditional_prefill(tiny_models: Path, folder: Path) -> None:
             turn = [*turn, *answer.tokens, *random_prompt(length, seed=length)]
 
 
+def test_on_shared_cores_decode_computes_long_prompts_too(tiny_models: Path, folder: Path) -> None:
+    """Two workers of a machine without GPUs share its cores where it has two or more; with a target for the time
+    between tokens prefill computes them."""
+    model, prompt = tiny_models / "llama", random_prompt(300, seed=1)
+    auto = ("--page-size", "16", "--num-pages", "256", "--conditional-prefill", "auto")
+    shares = "share this machine's cores"
+    for flags, moves in (((), False), (("--itl-target-ms", "100", "--decode-extend-tokens", "64"), True)):
+        with serving(folder / str(moves), model, *auto, *flags) as server:
+            answer = server.complete(prompt, 12)
+            assert_true(model, prompt, answer)
+            assert (shares in server.log()) is not moves
+            assert (answer.timings["transferred_bytes"] > 0) is moves
+
+
 def test_two_and_two(tiny_models: Path, folder: Path) -> None:
     """All four work, and a second turn goes where its prefix is."""
     model = tiny_models / "llama"

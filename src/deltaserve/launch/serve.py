@@ -6,7 +6,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -67,7 +67,7 @@ class Deployment:
     base_url: str
     sampling: SamplingDefaults
     notes: tuple[str, ...]
-    """Lines for the user: see `Checkpoint.notes`."""
+    """Lines for the user."""
 
 
 def run(settings: Settings) -> int:
@@ -185,8 +185,18 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     if secret_path.parent == folder:  # made for this start: no user's, who may remove it
         children = [dataclasses.replace(child, files=(*child.files, secret_path)) for child in children]
     preload = preload_child(children)
-    return Deployment(
-        tuple(children), preload, resolved, api_url(settings.network), prepared.text.sampling, checkpoint.notes
+    notes = (*checkpoint.notes, *_notes_on_cores(specs, settings))
+    return Deployment(tuple(children), preload, resolved, api_url(settings.network), prepared.text.sampling, notes)
+
+
+def _notes_on_cores(specs: Sequence[WorkerSpec], settings: Settings) -> tuple[str, ...]:
+    """Why prefill may have little to do."""
+    is_weighed = settings.disaggregation.conditional_prefill == "auto" and settings.scheduling.itl_target_ms is None
+    if not is_weighed or not any(spec.role is Role.DECODE and spec.options.shares_cores for spec in specs):
+        return ()
+    return (
+        "prefill and decode share this machine's cores: decode computes the prompts, which serves more requests per "
+        "second; with --conditional-prefill off or --itl-target-ms prefill does, for shorter gaps between tokens",
     )
 
 

@@ -625,7 +625,9 @@ class DisaggregationSettings(Group):
         commands=WORKERS_ANYWHERE,
     )
     conditional_prefill: Literal["off", "auto"] = option(
-        "off", "auto: decode computes a short delta itself when that is sooner than by prefill", commands=ROUTING
+        "auto",
+        "auto: decode computes a prompt itself where that is sooner than by prefill; off: prefill computes them all",
+        commands=ROUTING,
     )
     write_back: Literal["off", "on"] = option(
         "on",

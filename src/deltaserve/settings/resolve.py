@@ -318,10 +318,14 @@ def of_one_context(configs: Mapping[Role, ResolvedConfig]) -> dict[Role, Resolve
     }
 
 
+_WEIGHED = "each prompt is weighed"
+
+
 def auto_values(settings: Settings, resolved: ResolvedConfig, mode: str) -> dict[str, str]:
     """Field |-> what it came to, of all that are "auto" and that a worker reads. `mode`: what the command runs."""
     found: dict[str, object] = {
         "disaggregation_mode": mode,
+        "conditional_prefill": _WEIGHED,
         "dtype": resolved.dtype,
         "context_length": resolved.context_len,
         "quantization": "as stored" if resolved.quantization == "auto" else resolved.quantization,
@@ -357,8 +361,8 @@ def shared_auto_values(settings: Settings, model: ModelFacts) -> dict[str, str]:
     """What `auto_values` returns, but for a router, which does not know its workers' machines: dtype is the
     checkpoint's type, and workers name the size of their pages."""
     dtype, kv_dtype = _dtypes(settings, model)
-    page_size = "what each worker has"
-    return _of_automatic(settings, {"dtype": dtype, "page_size": page_size, "kv_cache_dtype": kv_dtype})
+    found = {"dtype": dtype, "page_size": "what each worker has", "kv_cache_dtype": kv_dtype}
+    return _of_automatic(settings, {**found, "conditional_prefill": _WEIGHED})
 
 
 def _of_automatic(settings: Settings, found: Mapping[str, object]) -> dict[str, str]:

@@ -82,7 +82,7 @@ EXAMPLES: dict[str, str] = {
     "disaggregation-transfer-backend": "nixl",
     "disaggregation-bootstrap-port": "9000",
     "drain-timeout-s": "2",
-    "conditional-prefill": "auto",
+    "conditional-prefill": "off",
     "write-back": "off",
     "verify": "crc",
     "host": "localhost",

@@ -14,7 +14,14 @@ from deltaserve.process.children.exits import Exit
 from deltaserve.process.children.interrupts import clean_up_first
 from deltaserve.process.children.terminal import say
 from deltaserve.process.worker.worker_spec import WorkerSpec
-from deltaserve.settings.config import MemorySettings, ModelSettings, NetworkSettings, SchedulingSettings, Settings
+from deltaserve.settings.config import (
+    DisaggregationSettings,
+    MemorySettings,
+    ModelSettings,
+    NetworkSettings,
+    SchedulingSettings,
+    Settings,
+)
 
 DECODE = "decode-0"
 PAGE_SIZE = 16
@@ -34,11 +41,13 @@ class DecodeCache(Enum):
 
 
 def demo_settings(model: Path, port: int) -> Settings:
-    """What `deltaserve serve MODEL --device cpu ...` would be given."""
+    """What `deltaserve serve MODEL --device cpu ...` would be given. Prefill computes every prompt: what the table
+    compares is what moves."""
     return Settings(
         model=ModelSettings(model_path=str(model), device="cpu", context_length=_CONTEXT_LEN),
         memory=MemorySettings(page_size=PAGE_SIZE, num_pages=PREFILL_PAGES),
         scheduling=SchedulingSettings(num_reserved_decode_tokens=_RESERVED_TOKENS),
+        disaggregation=DisaggregationSettings(conditional_prefill="off"),
         network=NetworkSettings(port=port),
     )
 
