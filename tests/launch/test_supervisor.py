@@ -197,7 +197,7 @@ def test_the_log_of_a_talkative_child_stays_bounded(tmp_path: Path, running: Run
         wait_until(lambda: log.stat().st_size > 0)
         assert "blah" in kept.read_text()
         assert kept.stat().st_mode & 0o077 == 0
-        assert log.stat().st_size < 1_000_000
+        wait_until(lambda: log.stat().st_size < 1_000_000)  # again and again, also where a busy machine looks late
         os.kill(server.pid("decode-0"), signal.SIGKILL)
         assert server.wait_for("Ended")["code"] == -signal.SIGKILL
 
