@@ -1,0 +1,75 @@
+"""What one tenant hints costs no other one a page, and nobody who hints nothing is served otherwise than before."""
+
+from collections.abc import Mapping, Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltaserve.control.cache.eviction import KvEviction
+from deltaserve.core.ids import Namespace
+from tests.control.cache.toys import ALICE, BOB, Toy
+
+NUM_PAGES = 12
+Ask = tuple[Namespace, str, bool]
+"""Who asks, for which word, and whether it is done with it: some come back all the same."""
+ASKS = st.lists(
+    st.tuples(st.sampled_from([ALICE, BOB]), st.text("ab", min_size=1, max_size=6), st.booleans()), max_size=60
+)
+
+
+class Served:
+    """A tree that requests of two tenants go through, one after the other. Its nodes have one page each: what is used
+    is told from what is not page by page."""
+
+    def __init__(self, policy: KvEviction) -> None:
+        self.toy = Toy(page_size=1, pool_pages=(NUM_PAGES,), eviction=policy)
+
+    def serve(self, namespace: Namespace, word: str, *, is_done: bool) -> int:
+        """Returns the hits. It gets its memory, whatever was hinted."""
+        toy = self.toy
+        match = toy.match(word, namespace)
+        lease = toy.cache.lease(match)
+        missing = len(word) - match.num_pages
+        toy.cache.evict([max(0, missing - toy.pools[0].num_free)])
+        beside = [toy.lease(word[: match.num_pages], namespace)]
+        for end in range(match.num_pages + 1, len(word) + 1):
+            lease = toy.insert(lease, word[:end]).lease
+            beside.append(toy.lease(word[:end], namespace))  # a page that is leased to its end does not grow
+        for other in beside:
+            toy.cache.release(other)
+        (toy.cache.retire if is_done else toy.cache.release)(lease)
+        toy.cache.check_integrity()
+        return match.num_pages
+
+    def pages_of(self, namespace: Namespace) -> set[bytes]:
+        """Token paths that are cached."""
+        return {path for owner, path in self.toy.contents() if owner == namespace}
+
+
+def replay(asks: Sequence[Ask], hinting: Mapping[Namespace, bool], policy: KvEviction) -> list[tuple[int, set[bytes]]]:
+    """After each request: its hits, and what Bob has cached."""
+    served = Served(policy)
+    return [
+        (served.serve(name, word, is_done=is_done and hinting[name]), served.pages_of(BOB))
+        for name, word, is_done in asks
+    ]
+
+
+@given(asks=ASKS)
+def test_hints_of_one_tenant_take_no_page_of_another(asks: list[Ask]) -> None:
+    """Under lru: what is evicted of Bob then has as many pages behind it in the order as without Alice's hints."""
+    plain = replay(asks, {ALICE: False, BOB: False}, KvEviction.LRU)
+    hinted = replay(asks, {ALICE: True, BOB: False}, KvEviction.LRU)
+    for (name, _, _), (hits, before), (new_hits, after) in zip(asks, plain, hinted, strict=True):
+        assert before <= after
+        assert name != BOB or new_hits >= hits
+
+
+@given(asks=ASKS, policy=st.sampled_from(KvEviction))
+def test_who_hints_nothing_is_given_up_in_the_order_of_the_policy(asks: list[Ask], policy: KvEviction) -> None:
+    """The order without a hint is the policy's own, node by node."""
+    served = Served(policy)
+    for name, word, _ in asks:
+        served.serve(name, word, is_done=False)
+        order = served.toy.cache._order
+        assert list(order) == list(order._rest)
