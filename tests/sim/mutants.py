@@ -50,6 +50,7 @@ _ROOMS = "deltaserve.control.engine.rooms"
 _ENDED = "deltaserve.control.engine.ended"
 _POOL = "deltaserve.control.cache.allocator"
 _TREE = "deltaserve.control.cache.prefix_cache"
+_EVICTION = "deltaserve.control.cache.eviction"
 _RADIX = "deltaserve.control.cache.radix"
 _TAILS = "deltaserve.control.cache.tails"
 _BUDGET = "deltaserve.control.sched.budget"
@@ -1144,5 +1145,22 @@ MUTANTS = (
         _CORE,
         "            self._drop_peer(fenced, FailReason.PEER_FENCED, turn)\n",
         "            pass\n",
+    ),
+    # hints
+    Mutant("done_above_what_stays", "C4", _EVICTION, " and self._all_done(step.children.values()):", ":"),
+    Mutant("done_while_leased", "C1", _EVICTION, " and not step.locks and not step.shared", " and not step.shared"),
+    Mutant(
+        "done_lease_ends_twice",
+        "C1",
+        _BUDGET,
+        "            lease, request.lease = request.lease, None\n",
+        "            lease = request.lease\n",
+    ),
+    Mutant(
+        "done_is_not_taken_back",
+        "C4",
+        _EVICTION,
+        "            del self._done[node]\n            self._rest.add(node)\n",
+        "            self._rest.add(node)\n",
     ),
 )

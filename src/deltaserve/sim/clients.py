@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from deltaserve.control.front.client import Generation
 from deltaserve.control.sched.plan import Sampled
 from deltaserve.core.errors import FailReason, IntegrityError, RequestFailed
+from deltaserve.core.hints import KvHints
 from deltaserve.core.ids import Namespace
 from deltaserve.core.sampling import SamplingParams
 from deltaserve.core.tokens import pack_u32, unpack_u32
@@ -72,12 +73,20 @@ class Clients:
     """Draws what a request asks for besides tokens."""
     grammars: Chance
     """Draws which requests have a grammar."""
+    hints: Chance
+    """Draws which requests hint what comes next, in a third of the runs."""
     asked: list[Asked] = field(default_factory=list)
     revisions: list[str] = field(default_factory=lambda: [FIRST_REVISION])
     """Fingerprints of the models that workers of this run have had."""
+    _done_share: float = 0.0
+    """Share of requests that say that no further turn comes; some do after all."""
     _num_over: int = 0
     """How many of the first requests are known to be over."""
     _documents: list[list[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.hints.hits(1 / 3):
+            self._done_share = self.hints.choose((0.2, 0.5, 1.0))
 
     # ------------------------------------------------------------ asking
 
@@ -101,7 +110,8 @@ class Clients:
         self.counts.update(flaws)
         for _ in range(self.chance.between(1, traffic.max_samples)):
             sampling = self._wishing(SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0), prompt, namespace)
-            wanted = Generation(room_of(0), pack_u32(prompt), namespace, sampling, deadline_s, cache)
+            hints = KvHints(done=self.hints.hits(self._done_share))
+            wanted = Generation(room_of(0), pack_u32(prompt), namespace, sampling, deadline_s, cache, hints=hints)
             self.submit(front, wanted, now, flaws)
 
     def _wishing(self, sampling: SamplingParams, prompt: list[int], namespace: Namespace) -> SamplingParams:
