@@ -82,6 +82,10 @@ FOUND_BY_TESTS = {
     "test_prefill_ends_a_room_whose_ticket_was_closed_before_it_came",
     "let_go_and_not_told": "control/engine/test_strangers.py::"
     "test_a_late_offer_of_a_decode_worker_that_has_let_us_go_is_given_up",
+    "timer_frees_quarantine": "control/engine/test_slow_links.py::"
+    "test_a_writer_that_falls_silent_while_it_drains_is_fenced",
+    "resumes_with_an_exchanged_prefill": "control/front/test_pools.py::"
+    "test_what_goes_on_is_not_told_of_a_prefill_worker_that_was_exchanged_in_its_place",
     "cores_are_never_taken_back": "control/engine/test_driver.py::"
     "test_a_step_is_put_off_while_others_are_to_have_the_cores",
     "cores_left_for_ever": "control/engine/test_leaves_cores.py::"
