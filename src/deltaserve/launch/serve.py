@@ -195,8 +195,8 @@ def _notes_on_cores(specs: Sequence[WorkerSpec], settings: Settings) -> tuple[st
     if not is_weighed or not any(spec.role is Role.DECODE and spec.options.shares_cores for spec in specs):
         return ()
     return (
-        "prefill and decode share this machine's cores: decode computes the prompts, which serves more requests per "
-        "second; with --conditional-prefill off or --itl-target-ms prefill does, for shorter gaps between tokens",
+        "prefill and decode share this machine's cores: decode computes the prompts, for sooner first tokens; with "
+        "--conditional-prefill off or --itl-target-ms prefill does, for shorter gaps between tokens",
     )
 
 
