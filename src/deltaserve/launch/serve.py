@@ -191,8 +191,8 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
 
 def _notes_on_cores(specs: Sequence[WorkerSpec], settings: Settings) -> tuple[str, ...]:
     """Why prefill may have little to do."""
-    is_weighed = settings.disaggregation.conditional_prefill == "auto" and settings.scheduling.itl_target_ms is None
-    if not is_weighed or not any(spec.role is Role.DECODE and spec.options.shares_cores for spec in specs):
+    is_weighed = settings.disaggregation.conditional_prefill == "auto"
+    if not is_weighed or not any(spec.role is Role.DECODE and spec.options.weighs_work for spec in specs):
         return ()
     return (
         "prefill and decode share this machine's cores: decode computes the prompts, for sooner first tokens; with "

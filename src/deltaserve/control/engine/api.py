@@ -74,6 +74,12 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     share_wait_s: float = 2.0
     """Longest time that a request waits for another request's transfer of the same pages."""
 
+    @property
+    def weighs_work(self) -> bool:
+        """Whether what is computed decides who computes a prompt, and not who waits for it. With a target for the time
+        between tokens rows are not to wait for more than that allows."""
+        return self.shares_cores and self.sched.step_target_s is None
+
 
 @dataclass(frozen=True, slots=True)
 class InstanceConfig:

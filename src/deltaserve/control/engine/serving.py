@@ -292,15 +292,13 @@ class Serving:
         match = self.parts.cache.match(request.namespace, request.tokens, request.keys, request.num_tokens - 1)
         others = [other for other in self.rooms if other is not room]
         options = self.config.options
-        # With a target for the time between tokens rows are not to wait for more than it allows.
-        is_shared = options.shares_cores and options.sched.step_target_s is None
         return Weighing(
             missing_len=request.num_tokens - match.num_tokens,
             backlog_len=sum(other.weighing.missing_len for other in others if other.weighing and other.is_near),
             num_rows=sum(other.has_output and other.state is DecodeState.RUNNING for other in others),
             prefill_wait_len=wait_len,
             most_len=options.sched.near_len,
-            cores=Cores.SHARED if is_shared else Cores.OWN,
+            cores=Cores.SHARED if options.weighs_work else Cores.OWN,
         )
 
     def _refusal(self, submit: Submit, is_draining: bool) -> Refusal | None:

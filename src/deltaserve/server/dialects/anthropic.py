@@ -114,7 +114,7 @@ class MessagesBody(ConversationBody, SamplingFields):
     kv_hints: KvHintFields | None = None
 
 
-_COMMON = ("model", "stream", "cache_salt", *SamplingFields.model_fields)
+_COMMON = {*SamplingFields.model_fields, "model", "stream", "cache_salt", "kv_hints"}
 _ELSEWHERE = {
     "stop": "send stop_sequences",
     "prompt_logprobs": "an answer here has no place for them",
@@ -171,11 +171,9 @@ def _job(body: MessagesBody, asker: Asker) -> Job:
 
 
 def _common(body: MessagesBody, asker: Asker) -> Common:
-    given: dict[str, object] = {name: getattr(body, name) for name in _COMMON if getattr(body, name) is not None}
+    given: dict[str, object] = body.model_dump(include=_COMMON, exclude_none=True)
     if body.stop_sequences:
         given["stop"] = body.stop_sequences
-    if body.kv_hints:
-        given["kv_hints"] = body.kv_hints.model_dump(exclude_none=True)
     wanted = body.output_config and body.output_config.format
     if wanted:
         given["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted.schema_}}
