@@ -124,7 +124,34 @@ def test_who_may_borrow_cores_needs_to_know_when_all_others_compute(
     own = [resolved[role].own_threads for _, role in compose.worker_names(settings)]
     path = str(tmp_path / "cores")
     shares = [CoreShare(path, place, len(specs), 12, own[place]) if is_shared else None for place in (0, 1)]
-    assert [spec.core_share for spec in compose.with_core_shares(specs, resolved, tmp_path)] == shares
+    assert [spec.core_share for spec in compose.with_core_shares(specs, resolved, settings, tmp_path)] == shares
+
+
+@pytest.mark.parametrize(
+    ("flags", "beside"),
+    [
+        ({}, None),
+        ({"scheduling": {"decode_extend_tokens": 64}}, 64),
+        ({"scheduling": {"itl_target_ms": 50.0}}, 256),
+        ({"disaggregation": {"conditional_prefill": "off"}}, 256),
+    ],
+)
+def test_steps_of_decode_that_computes_prompts_on_shared_cores_are_as_long_as_one_servers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: dict[str, dict[str, object]], beside: int | None
+) -> None:
+    for name, value in (("usable_cores", 2), ("counts_waits", True), ("library_problem", None)):
+        monkeypatch.setattr(compose, name, lambda *_, value=value: value)
+    model = Path(__file__).parents[2] / "models/recall-micro"
+    settings = Settings.model_validate({"model": {"model_path": str(model), "device": "cpu"}, **flags})
+    checkpoint = Checkpoint.open(str(model))
+    resolved = resolve_settings(settings, checkpoint)
+    specs = [
+        compose.worker_spec(name, role, settings, checkpoint, resolved[role], tmp_path / "secret")
+        for name, role in compose.worker_names(settings)
+    ]
+    _, decode = compose.with_core_shares(specs, resolved, settings, tmp_path)
+    assert decode.options.shares_cores
+    assert decode.options.sched.extend_len_beside_decode == beside
 
 
 def test_free_ports_are_different_and_none_that_the_kernel_gives_away() -> None:

@@ -496,7 +496,7 @@ def _sched_options(role: Role, settings: Settings, resolved: ResolvedConfig) -> 
         step_len=resolved.step_len,
         split_tokens=resolved.split_tokens,
         reserve_len=scheduling.num_reserved_decode_tokens,
-        extend_len_beside_decode=scheduling.decode_extend_tokens,
+        extend_len_beside_decode=resolved.extend_len,
         policy=scheduling.schedule_policy,
         step_target_s=None if scheduling.itl_target_ms is None else scheduling.itl_target_ms / 1000,
         max_drafts=max_drafts(settings),
@@ -542,7 +542,7 @@ def preload_child(workers: Sequence[ChildSpec]) -> ChildSpec | None:
 
 
 def with_core_shares(
-    specs: Sequence[WorkerSpec], resolved: Mapping[Role, ResolvedConfig], folder: Path
+    specs: Sequence[WorkerSpec], resolved: Mapping[Role, ResolvedConfig], settings: Settings, folder: Path
 ) -> list[WorkerSpec]:
     """All have a place as soon as one may borrow: who does not borrow must say that it computes."""
     if all(one.num_threads == one.own_threads for one in resolved.values()):
@@ -552,12 +552,21 @@ def with_core_shares(
         CoreShare(path, place, len(specs), num_cores, resolved[spec.role].own_threads)
         for place, spec in enumerate(specs)
     ]
-    return [_with_core_share(spec, share) for spec, share in zip(specs, shares, strict=True)]
+    return [_with_core_share(spec, share, settings) for spec, share in zip(specs, shares, strict=True)]
 
 
-def _with_core_share(spec: WorkerSpec, share: CoreShare) -> WorkerSpec:
+def _with_core_share(spec: WorkerSpec, share: CoreShare, settings: Settings) -> WorkerSpec:
     options = msgspec.structs.replace(spec.options, shares_cores=True)
+    if computes_prompts(spec.role, options, settings) and settings.scheduling.decode_extend_tokens == "auto":
+        # Each step reads all weights and the pages of its rows: short ones would do so more often than one server.
+        sched = msgspec.structs.replace(options.sched, extend_len_beside_decode=None)
+        options = msgspec.structs.replace(options, sched=sched)
     return msgspec.structs.replace(spec, core_share=share, options=options)
+
+
+def computes_prompts(role: Role, options: InstanceOptions, settings: Settings) -> bool:
+    """Whether this is decode, and computes prompts of any length as it shares prefill's cores."""
+    return role is Role.DECODE and settings.disaggregation.conditional_prefill == "auto" and options.weighs_work
 
 
 def worker_names(settings: Settings) -> Sequence[tuple[str, Role]]:

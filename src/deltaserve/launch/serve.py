@@ -21,6 +21,7 @@ from deltaserve.core.sizes import size
 from deltaserve.launch.clusters.cluster_kinds import load_launcher
 from deltaserve.launch.compose import (
     Checkpoint,
+    computes_prompts,
     device_of,
     has_staging,
     log_spec,
@@ -176,7 +177,7 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     )
     num_prefill = sum(role is Role.PREFILL for _, role in names)
     specs = [with_expert_seat(spec, index - num_prefill, settings, folder) for index, spec in enumerate(specs)]
-    specs = with_core_shares(specs, resolved, folder)
+    specs = with_core_shares(specs, resolved, settings, folder)
     front = front_spec(settings, checkpoint, secret_path)
     workers = tuple(_front_worker(spec) for spec in specs)
     children = [worker_child(adjust(spec), folder) for spec in specs]
@@ -191,8 +192,7 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
 
 def _notes_on_cores(specs: Sequence[WorkerSpec], settings: Settings) -> tuple[str, ...]:
     """Why prefill may have little to do."""
-    is_weighed = settings.disaggregation.conditional_prefill == "auto"
-    if not is_weighed or not any(spec.role is Role.DECODE and spec.options.weighs_work for spec in specs):
+    if not any(computes_prompts(spec.role, spec.options, settings) for spec in specs):
         return ()
     return (
         "prefill and decode share this machine's cores: decode computes the prompts, for sooner first tokens; with "

@@ -388,9 +388,11 @@ class SchedulingSettings(Group):
         commands=DECODING,
         use="rare",
     )
-    decode_extend_tokens: CountOrNone = option(
-        256,
-        "longest missing suffix that decode computes itself: of retracted requests, by --conditional-prefill",
+    decode_extend_tokens: Auto | CountOrNone = option(
+        "auto",
+        "longest missing suffix that decode computes itself (of retracted requests, by --conditional-prefill), and "
+        "prompt tokens of a step that has rows; auto is 256, or --max-prefill-tokens where decode computes the prompts "
+        "as it shares prefill's cores",
         commands=DECODING,
         use="rare",
     )

@@ -139,6 +139,8 @@ class ResolvedConfig:
     chunk_len: int
     step_len: int
     """Prompt tokens per step over all requests."""
+    extend_len: int
+    """Prompt tokens beside rows of decode, where it does not compute the prompts as it shares prefill's cores."""
     split_tokens: int
     """Attention reads keys in splits of so many tokens."""
     tp_size: int
@@ -261,9 +263,8 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
     if settings.memory.num_pages == "auto":
         useful = USEFUL_POOL_FACTOR * max_running * _pages(wanted_len, page_size)
         step_len, split_tokens = _step_len(settings, chunk_len), _split_tokens(settings, page_size)
-        step = StepSizes(
-            device, max_running * (1 + max_drafts(settings)), step_len, wanted_len, split_tokens, page_size
-        )
+        num_rows = max_running * (1 + max_drafts(settings))
+        step = StepSizes(device, num_rows, step_len, wanted_len, split_tokens, page_size)
         affordable = _affordable_pages(settings, model, machine, (step, dtype, quantization), pools)
         num_pages = min(useful, affordable)
     else:
@@ -282,6 +283,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         max_running_requests=max_running,
         chunk_len=chunk_len,
         step_len=_step_len(settings, chunk_len),
+        extend_len=_or_auto(settings.scheduling.decode_extend_tokens, _EXTEND_LEN),
         split_tokens=_split_tokens(settings, page_size),
         tp_size=model.tp_size,
         num_threads=max(own_threads, _compute_cores(machine)) if _borrows_cores(settings, machine) else own_threads,
@@ -319,6 +321,8 @@ def of_one_context(configs: Mapping[Role, ResolvedConfig]) -> dict[Role, Resolve
 
 
 _WEIGHED = "each prompt is weighed"
+_EXTEND_LEN = 256
+"""Longest suffix that decode computes beside prefill's prompts, in tokens."""
 
 
 def auto_values(settings: Settings, resolved: ResolvedConfig, mode: str) -> dict[str, str]:
@@ -338,6 +342,7 @@ def auto_values(settings: Settings, resolved: ResolvedConfig, mode: str) -> dict
         "max_running_requests": resolved.max_running_requests,
         "chunked_prefill_size": resolved.chunk_len,
         "max_prefill_tokens": resolved.step_len,
+        "decode_extend_tokens": f"{resolved.extend_len}; {resolved.step_len} on shared cores, for prompts there",
         "num_threads": resolved.num_threads,
         "ep_size": "a group for each rank where the experts divide, or else 1",
         "attention_backend": ", or else ".join(resolved.attention),
