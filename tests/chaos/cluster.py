@@ -33,6 +33,7 @@ from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
 TransferBackend = Literal["auto", "local", "nixl"]
+Weighing = Literal["off", "auto"]
 MODEL = ROOT / "models" / "recall-micro"
 FRONT = "front"
 MAX_QUEUE = 48
@@ -44,7 +45,7 @@ NUM_PAGES = 256
 _LOOK_S = 0.02
 
 
-def settings(port: int, backend: TransferBackend = "auto") -> Settings:
+def settings(port: int, backend: TransferBackend = "auto", conditional_prefill: Weighing = "off") -> Settings:
     return Settings(
         model=ModelSettings(model_path=str(MODEL), device="cpu"),
         memory=MemorySettings(page_size=16, num_pages=NUM_PAGES),
@@ -59,7 +60,7 @@ def settings(port: int, backend: TransferBackend = "auto") -> Settings:
             prefill=NUM_WORKERS // 2,
             decode=NUM_WORKERS // 2,
             verify="crc",
-            conditional_prefill="off",
+            conditional_prefill=conditional_prefill,
             disaggregation_transfer_backend=backend,
         ),
         network=NetworkSettings(port=port),

@@ -28,7 +28,8 @@ from typing import get_args
 
 import httpx
 
-from tests.chaos.cluster import MODEL, Cluster, TransferBackend, held, running, settings, wait_ready
+from deltaserve.settings.config import Settings
+from tests.chaos.cluster import MODEL, Cluster, TransferBackend, Weighing, held, running, settings, wait_ready
 from tests.chaos.storm import CHANGELINGS, VICTIMS, Storm, make_storm
 from tests.chaos.traffic import ANSWER_LEN, Clients, Question, Tally, WrongToken, make_questions
 from tests.chaos.watch import Counts, Growth, Lag, Memory, counts_again, difference, settled_counts
@@ -70,7 +71,8 @@ class Report:
             f"seed {self.seed}: storm of {self.storm_s:.0f} s, load average {os.getloadavg()[0]:.1f}",
             f"  {self.events.total()} events: " + ", ".join(f"{n} x {what}" for what, n in self.events.most_common()),
             f"  {tally.num_requests} requests: {tally.num_right} right, none wrong, {tally.num_errors} errors, "
-            f"{tally.num_left} clients left; {self.num_misread} of {self.num_questions} questions misread in the calm",
+            f"{tally.num_left} clients left; {tally.num_near} prompts computed on decode, {tally.num_moved} moved; "
+            f"{self.num_misread} of {self.num_questions} questions misread in the calm",
             *(f"    {count:6} {what}" for what, count in sorted(tally.outcomes.items())),
             f"  latest answer {tally.worst_late_s:+.2f} s from its deadline, own lag {self.own_lag_s:.2f} s",
             "  resident memory: "
@@ -263,10 +265,13 @@ async def beside(*watchers: Coroutine[None, None, None]) -> AsyncIterator[None]:
         assert isinstance(end, asyncio.CancelledError), f"a watcher ended: {end!r}"
 
 
-async def soak(seed: int, storm_s: float, say: Callable[[str], None], backend: TransferBackend = "auto") -> Report:
-    """One run, checked. On failure the event log and the ends of all logs are noted on the exception."""
+async def soak(
+    seed: int, storm_s: float, say: Callable[[str], None], wanted: Callable[[int], Settings] = settings
+) -> Report:
+    """One run, checked. `wanted`: settings for a port. On failure the event log and the ends of all logs are noted on
+    the exception."""
     with TemporaryDirectory(prefix="chaos-") as folder:
-        cluster = Cluster(Path(folder), Random(f"cluster {seed}"), wanted=partial(settings, backend=backend))
+        cluster = Cluster(Path(folder), Random(f"cluster {seed}"), wanted=wanted)
         async with running(cluster) as http:
             run = Run(cluster, http, seed, storm_s)
             try:
@@ -300,10 +305,14 @@ def main() -> None:
     parser.add_argument(
         "--transfer-backend", choices=get_args(TransferBackend), default="auto", help="what moves pages"
     )
+    parser.add_argument(
+        "--conditional-prefill", choices=get_args(Weighing), default="off", help="who computes a prompt"
+    )
     args = parser.parse_args()
     seed = int(time.time()) if args.seed is None else args.seed
     print(f"seed {seed}", flush=True)
-    report = asyncio.run(soak(seed, 60 * args.minutes, lambda text: print(text, flush=True), args.transfer_backend))
+    wanted = partial(settings, backend=args.transfer_backend, conditional_prefill=args.conditional_prefill)
+    report = asyncio.run(soak(seed, 60 * args.minutes, lambda text: print(text, flush=True), wanted))
     print(report, flush=True)
     assert_kept(report)
 

@@ -32,6 +32,8 @@ REFUSALS = {
 }
 """What a client may be told when processes die and links break, status |-> codes. Never 500, never a wrong answer."""
 _PATH = "/v1/completions"
+_OF_DONE = 4
+"""Of so many questions one says that nobody asks about its document again, which is not always so."""
 
 
 def _patience_s() -> float:
@@ -79,6 +81,10 @@ class Tally:
     """Answered with an error that is allowed in a storm."""
     num_left: int = 0
     """The client left."""
+    num_near: int = 0
+    """Prompts that decode chose to compute itself, of whole answers."""
+    num_moved: int = 0
+    """Prompts of which pages came from prefill, of whole answers."""
     worst_late_s: float = float("-inf")
     """By how much the latest answer missed its deadline."""
 
@@ -110,10 +116,12 @@ class Clients:
         """All at once, not streamed. Whether the answer came."""
         began = time.monotonic()
         reply = Reply()
-        body = self._body(question, num_tokens)
-        answer = await self._http.post(_PATH, json=body, headers=_deadline(deadline_s))
+        asked = {**self._body(question, num_tokens), "timings": True}
+        answer = await self._http.post(_PATH, json=asked, headers=_deadline(deadline_s))
         if answer.status_code == 200:
-            reply.tokens, reply.is_complete = answer.json()["choices"][0]["token_ids"], True
+            body = answer.json()
+            reply.tokens, reply.is_complete = body["choices"][0]["token_ids"], True
+            self._note_place(body["usage"]["timings"][0])
         else:
             reply.error = self._allowed(answer, question.prompt)
         self._on_time(began, deadline_s)
@@ -169,7 +177,13 @@ class Clients:
             "temperature": 0,
             "ignore_eos": True,
             "return_token_ids": True,
+            **({"kv_hints": {"done": True}} if question.prompt[-1] % _OF_DONE == 0 else {}),
         }
+
+    def _note_place(self, timings: dict[str, float]) -> None:
+        """Who computed a prompt."""
+        self.tally.num_moved += timings["transferred_bytes"] > 0
+        self.tally.num_near += timings["local_wait_tokens"] > 0 and timings["prefill_s"] == 0
 
     async def _events(self, question: Question, num_tokens: int, deadline_s: float, reply: Reply) -> AsyncIterator[int]:
         """Fills `reply`; yields the number of events so far."""
