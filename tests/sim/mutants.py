@@ -73,8 +73,12 @@ _KEYS = "deltaserve.core.keys"
 _TABLE = "deltaserve.control.peer.table"
 _CODEC = "deltaserve.core.wire.codec"
 _LOOPBACK = "deltaserve.sim.loopback"
+_TIER = "deltaserve.control.cache.tier"
+_TIERING = "deltaserve.control.engine.tiering"
+_SEAL = "deltaserve.control.transfer.slot_seal"
 
 _BACK = "control/engine/test_write_back.py::"
+_FILE = "control/engine/test_tiering.py::"
 FOUND_BY_TESTS = {
     "parked_for_ever": "control/engine/test_endings.py::"
     "test_a_prompt_that_waits_for_a_grant_is_asked_about_where_its_cancel_was_lost",
@@ -99,6 +103,7 @@ FOUND_BY_TESTS = {
     "other_pages_of_the_answer": _BACK + "test_prefill_computes_the_next_turn_from_it",
     "answer_behind_a_gap": _BACK + "test_what_arrives_behind_an_evicted_prefix_is_freed",
     "answer_of_another_namespace": _BACK + "test_an_answer_stays_in_its_namespace",
+    "void_load_is_used": _FILE + "test_what_was_forgotten_while_it_was_read_is_not_used",
 }
 """Mutant |-> the test that finds it: drawn runs find it too seldom for CI, or never."""
 
@@ -1150,6 +1155,34 @@ MUTANTS = (
         "            self._drop_peer(fenced, FailReason.PEER_FENCED, turn)\n",
         "            pass\n",
     ),
+    # a file under the tree
+    Mutant("slot_reused_while_read", "H1", _TIER, " if slot not in self._pins), None)", "), None)"),
+    Mutant(
+        "found_before_stored",
+        "H2",
+        _TIER,
+        "            self._writing[slot] = key\n",
+        "            self._writing[slot], self._stored[key] = key, slot\n",
+    ),
+    Mutant("half_a_slot_is_believed", "H3", _SEAL, "return bytes(header) == self.header(key, parts)", "return True"),
+    Mutant("loaded_behind_a_gap", "H4", _TIERING, "        if match.num_pages < load.first:\n", "        if False:\n"),
+    Mutant(
+        "load_of_another_namespace",
+        "H5",
+        _TIERING,
+        "cache.insert(cache.lease(match), load.namespace, ",
+        'cache.insert(cache.empty_lease(Namespace("")), Namespace(""), ',
+    ),
+    Mutant(
+        "stored_while_it_changes",
+        "H6",
+        _TIERING,
+        "                self._pool.pin(pages)\n",
+        "                self._pool.pin(pages), self._pool.unpin(pages), setattr(self._pool, 'unpin', len)\n",
+    ),
+    Mutant("poison_stays_in_the_file", "H7", _TREE, "            self._newcomers.poisoned()\n", "            pass\n"),
+    Mutant("void_load_is_used", "H7", _TIERING, "num_good = 0 if load.is_void else min", "num_good = min"),
+    Mutant("load_is_kept", "C1", _TIERING, "        self._budget.free([load.pages[num_good:]])\n", ""),
     # hints
     Mutant("done_above_what_stays", "C4", _EVICTION, " and self._all_done(step.children.values()):", ":"),
     Mutant("done_while_leased", "C1", _EVICTION, " and not step.locks and not step.shared", " and not step.shared"),

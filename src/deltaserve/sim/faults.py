@@ -40,6 +40,11 @@ class FaultKind(Enum):
     WRONG_PLAN = "wrong_plan"
     """What a staged write says of its bytes is not what its ticket was granted."""
 
+    SLOT_FAILS = "slot_fails"
+    """A slot of the file under a tree cannot be written, or read."""
+    SLOT_SPOILS = "slot_spoils"
+    """What is written there is not what a reader finds."""
+
     NON_FINITE = "non_finite"
 
     RESET = "reset"
@@ -108,6 +113,7 @@ WRITE_FAULTS = (
 UNPROVEN_FAULTS = (FaultKind.COMPLETION_FIRST, FaultKind.NOTIFICATION_FIRST)
 ENDPOINT_FAULTS = (FaultKind.OPEN_FAILS, FaultKind.ATTACH_FAILS)
 PLAN_FAULTS = (FaultKind.WRONG_PLAN,)
+SLOT_FAULTS = (FaultKind.SLOT_FAILS, FaultKind.SLOT_SPOILS)
 PROCESS_FAULTS = (
     FaultKind.RESET,
     FaultKind.HALF_OPEN,

@@ -18,6 +18,7 @@ from deltaserve.sim.faults import (
     FRAME_FAULTS,
     PROCESS_FAULTS,
     RANK_FAULTS,
+    SLOT_FAULTS,
     UNPROVEN_FAULTS,
     WRITE_FAULTS,
     FaultKind,
@@ -62,6 +63,10 @@ _CUT = 0.85
 """Share of those in which staged writes are cut into several windows."""
 _IDLE_RANKS = 0.03
 _SHORT_LIVES = 0.03
+_TIERED = 0.35
+"""Share of runs of models of one pool in which workers have a file under their trees."""
+_SHORT_OF_MEMORY = 0.8
+"""Share of those in which prompts evict each other."""
 _COLLECTS = 0.1
 """Share of runs in which a turn of a worker may deal with several events."""
 Pages = tuple[tuple[int, int, int], ...]
@@ -181,7 +186,30 @@ def draw_knobs(seed: int) -> Knobs:
         knobs = replace(knobs, shape=replace(knobs.shape, shares_cores=True))
     if chance.hits(_SPECULATES):
         knobs = replace(knobs, shape=replace(knobs.shape, max_drafts=chance.choose((1, 3, 3, 7))))
-    return _with_a_rollout(knobs, Chance(seed, "rollout"))
+    return _with_a_rollout(_with_a_file(knobs, Chance(seed, "tier")), Chance(seed, "rollout"))
+
+
+def _with_a_file(knobs: Knobs, chance: Chance) -> Knobs:
+    """A file under the trees, of a page or of as many as there ever are; in half of these runs slots are not what they
+    should be, which no request may notice."""
+    if knobs.shape.num_pools > 1 or not knobs.shape.radix_cache or not chance.hits(_TIERED):
+        return knobs
+    rates = dict(knobs.rates)
+    if chance.hits(0.5):
+        rates |= {kind: chance.log_uniform(0.01, 0.5) for kind in SLOT_FAULTS}
+    shape = replace(knobs.shape, tier_slots=chance.choose((1, knobs.shape.prefill_pages // 2 + 1, 1000, 1000)))
+    knobs = replace(knobs, shape=shape, rates=rates)
+    is_plain = knobs.sick is None and not knobs.slow_writes and knobs.bytes_per_s is None
+    return _short_of_memory(knobs, chance) if is_plain and chance.hits(_SHORT_OF_MEMORY) else knobs
+
+
+def _short_of_memory(knobs: Knobs, chance: Chance) -> Knobs:
+    """Prompts that begin alike and evict each other."""
+    shape, few = knobs.shape, chance.below(4)
+    pages = [-(-shape.context_len // size) + few for size in map(shape.page_size_of, (Role.PREFILL, Role.DECODE))]
+    shape = replace(shape, prefill_pages=pages[0], decode_pages=pages[1], max_queued=64)
+    traffic = replace(knobs.traffic, num_requests=chance.between(6, 14), share=0.9, max_samples=1)
+    return replace(knobs, shape=shape, traffic=traffic)
 
 
 def _with_a_rollout(knobs: Knobs, chance: Chance) -> Knobs:

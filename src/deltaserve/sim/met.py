@@ -27,6 +27,11 @@ def met_by_worker(worker: SimWorker) -> Sightings:
     met.note(Situation.WRITE_BACK_REVOKED, ReceiverEvent.REVOKE in moves)
     met.note(Situation.READ_NOT_FINITE, bool(worker.executor.not_finite))
     met.note(Situation.GRAMMAR_RESUMED, worker.executor.has_resumed_grammar)
+    tiering = worker.instance.parts.tiering
+    if tiering is not None:
+        met.note(Situation.TIERED)
+        met.note(Situation.LOADED, tiering.num_loaded > 0)
+        met.note(Situation.LOAD_FAILED, tiering.num_bad_slots > 0)
     for rank in worker.ranks:
         met |= rank.endpoint.met
         met.note(Situation.SLOW_FENCE, rank.plane.has_waited)

@@ -36,6 +36,7 @@ from deltaserve.sim.rank_memory import region_infos, stamp_memory
 from deltaserve.sim.sim_rank import RankPace, SimRank, SimRankParts, join_ranks
 from deltaserve.sim.situations import Sightings, Situation
 from deltaserve.sim.staged_stamps import StampStaging
+from deltaserve.sim.stamp_slots import StampSlots
 from deltaserve.sim.trace import Trace
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
 
@@ -295,7 +296,8 @@ class SimWorker(SimProcess):
         lag_s = shard.rank * self.pace.rank_lag_s if shard.rank else self.pace.lag_s
         if config.role is Role.PREFILL and shard.rank in self.pace.idle_ranks:
             lag_s += self.pace.idle_rank_lag_s
-        return SimRankParts(endpoint, transport, staged, RankPace(lag_s, self.pace.fence_s))
+        slots = StampSlots(memory, f"{config.fingerprint} {shard}") if config.tier_slots else None
+        return SimRankParts(endpoint, transport, staged, RankPace(lag_s, self.pace.fence_s), slots)
 
     @property
     def endpoint(self) -> TaggedEndpoint:

@@ -40,6 +40,7 @@ from deltaserve.sim.faults import (
     ENDPOINT_FAULTS,
     FRAME_FAULTS,
     PLAN_FAULTS,
+    SLOT_FAULTS,
     UNPROVEN_FAULTS,
     WRITE_FAULTS,
     EndpointFaults,
@@ -172,6 +173,8 @@ class Run:
         self.faults = self._links.counts
         endpoints = {kind: rate for kind, rate in knobs.rates.items() if kind in (*ENDPOINT_FAULTS, *PLAN_FAULTS)}
         self._endpoints = EndpointFaults(endpoints, Chance(seed, "endpoints"), self.faults)
+        slots = {kind: rate for kind, rate in knobs.rates.items() if kind in SLOT_FAULTS}
+        self._slots = EndpointFaults(slots, Chance(seed, "slots"), self.faults)
         self._watch = watch
         self.world: World = FaultyWorld(self._links, Fabric(self._posted, watch.landed, knobs.mover), trace)
         self.world.on_touch = watch.touched
@@ -298,6 +301,7 @@ class Run:
         self._links.heal()
         self._writes.heal()
         self._endpoints.heal()
+        self._slots.heal()
         self._non_finite = self._misfit_rate = self._reader_stop_rate = 0.0
         self._upcoming.clear()
         self._unregistered.clear()
@@ -560,6 +564,8 @@ class Run:
         if self.knobs.sick in (None, name):
             for rank in worker.ranks:
                 rank.transport.refuses = self._endpoints.refuses
+                if rank.slots is not None:
+                    rank.slots.fails = self._slots.refuses
         if self.knobs.mixes_pages:
             mix_pages(worker)
         if name in self._unregistered or self._chance.hits(0.5) or self.knobs.moves:

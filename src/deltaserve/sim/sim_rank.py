@@ -13,10 +13,12 @@ from deltaserve.control.transfer.commands import FencePeer, GateDrained, TicketI
 from deltaserve.control.transfer.plane_turns import SLEEP_S, DataPlane, PlaneTurns, TransferOrder
 from deltaserve.control.transfer.rank_chain import RankFailed, RankLogError
 from deltaserve.control.transfer.rank_plane import RankPlane, RankTurns, take_entries
+from deltaserve.control.transfer.tier_plane import TierPlane
 from deltaserve.core.wire.messages import Drain
 from deltaserve.sim.rank_wire import RankWire
 from deltaserve.sim.situations import Sightings, Situation
 from deltaserve.sim.staged_stamps import StampStaging
+from deltaserve.sim.stamp_slots import StampSlots
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
 
 POLL_S = 0.002
@@ -25,6 +27,8 @@ _LOOK_S = 0.5
 """How often it looks at writes of which nothing is heard."""
 _DRAIN_LOOK_S = 0.05
 """Pause between two looks while it has to say that it drains."""
+_SLICE_BYTES = 128
+"""Copied to or from the file under a tree between two polls: a page or a few."""
 _ANSWER_S = 600.0
 """A rank may leave an entry unanswered for so long. Those that are struck end sooner: see disorder.py."""
 
@@ -73,6 +77,8 @@ class SimRankParts(NamedTuple):
     transport: SimTransport
     staged: StampStaging | None
     pace: RankPace
+    slots: StampSlots | None = None
+    """The file under the tree; None: there is none."""
 
 
 class OwnPlane:
@@ -148,8 +154,12 @@ class SimRank(ABC):
 
     def __init__(self, host: RankHost, rank: int, parts: SimRankParts) -> None:
         self.rank = rank
-        self.endpoint, self.transport, self.staged, self._pace = parts
+        self.endpoint, self.transport, self.staged, self._pace, self.slots = parts
         self.plane = OwnPlane(parts.endpoint, host, parts.pace.fence_s)
+        self.tiered: DataPlane = self.plane
+        """With the file under the tree, if there is one."""
+        if parts.slots is not None:
+            self.tiered = TierPlane(self.plane, parts.slots, lambda: host.now, _SLICE_BYTES)
         self.is_gone = False
         """Whether its process has ended."""
         self.transport.on_news = self.news
@@ -201,7 +211,7 @@ class SimRank(ABC):
         self.turn()
         if self.plane.fenced_at is not None:
             self._turn_after(0.0)
-        elif self.endpoint.is_moving:
+        elif self.endpoint.is_moving or (self.endpoint.is_idle() and not self.tiered.is_idle()):
             self._turn_after(POLL_S)
         elif not self.endpoint.is_idle():
             self._turn_after(_DRAIN_LOOK_S if self.endpoint.is_draining else _LOOK_S)
@@ -218,8 +228,8 @@ class RankZero(SimRank):
     def __init__(self, host: RankHost, parts: SimRankParts, wires: Sequence[RankWire], seen: Sightings) -> None:
         super().__init__(host, 0, parts)
         self._orders: deque[TransferOrder] = deque()
-        self._ranks = WatchedRanks(self.plane, wires, seen) if wires else None
-        self._turns = PlaneTurns(self._ranks or self.plane, lambda: host.now)
+        self._ranks = WatchedRanks(self.tiered, wires, seen) if wires else None
+        self._turns = PlaneTurns(self._ranks or self.tiered, lambda: host.now)
 
     @property
     def wire(self) -> None:
@@ -260,7 +270,7 @@ class OtherRank(SimRank):
         super().__init__(host, rank, parts)
         self.first: RankZero | None = None
         self._wire = RankWire(f"rank {rank}", self.asked, self._answer)
-        self._turns = RankTurns(self.plane, self._wire.other, lambda: host.now)
+        self._turns = RankTurns(self.tiered, self._wire.other, lambda: host.now)
 
     @property
     def wire(self) -> RankWire:

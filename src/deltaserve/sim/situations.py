@@ -70,6 +70,10 @@ class Situation(Enum):
     STALLED = "a prompt that does not fit stalls the queue", 140
     STATE_RECOUNTED = "a recurrent state in a tree is compared with its tokens", 500
     UNEQUAL_PAGES = "pages of unequal sizes on the two sides", 250
+    # a file under the tree
+    TIERED = "a worker has a file under its tree", 400
+    LOADED = "pages come back from it", 90
+    LOAD_FAILED = "a slot does not hold what it should", 20
     # answers that return
     WRITTEN_BACK = "pages of an answer land on prefill", 450
     WRITE_BACK_REVOKED = "prefill withdraws what it granted for an answer", 40

@@ -9,6 +9,7 @@ recomputed: the workers' own self-checks. Here besides:
     I16 no lease of another namespace
     I19 a state in the tree is that of exactly the tokens up to its node's end
     I22 whatever was admitted fits every pool
+    I35 what is loaded from the file under a tree comes from pinned slots
 I6 (every page read is the row's own) is checked by the oracle, I20 by the endpoint, I7, I8 and I11 by the rig.
 Memory that changes hands is poisoned in most runs: whoever reads it without having written it is found out.
 """
@@ -121,6 +122,9 @@ class Watch:
                 if rank.staged is not None:
                     rank.staged.on_gather = partial(_check_gathered, worker)
                     rank.staged.on_scatter = partial(_check_scattered, worker)
+                if rank.slots is not None:
+                    rank.slots.on_store = partial(_check_gathered, worker, PoolId(0))
+                    rank.slots.on_load = partial(_check_loaded, worker)
         for rank in worker.ranks:
             if rank.endpoint.staged is not None:
                 self._look_at_rings(rank.endpoint.staged)
@@ -237,6 +241,12 @@ def _check_gathered(writer: SimWorker, pool: PoolId, page: PageId) -> None:
 def _check_scattered(reader: SimWorker, pool: PoolId, page: PageId) -> None:
     is_granted = any(page in ticket.pages[pool] for ticket in reader.instance.serving.receiver)
     _claim(is_granted, "I5", f"{reader.name} scatters to page {page} of pool {pool}, which no ticket holds")
+
+
+def _check_loaded(reader: SimWorker, slot: int, page: PageId) -> None:
+    tiering = reader.instance.parts.tiering
+    _claim(tiering is not None and page in tiering.owned(), "I5", f"{reader.name} loads page {page} of no load")
+    _claim(tiering is not None and tiering.tier.is_pinned(slot), "I35", f"{reader.name} reads slot {slot} unpinned")
 
 
 def _check_states(worker: SimWorker) -> int:

@@ -17,6 +17,7 @@ from deltaserve.control.cache.block_log import BlockChange, BlockLog, BlocksForg
 from deltaserve.control.cache.eviction import ORDERS, DoneFirstOrder, KvEviction, note_reuse, note_shared
 from deltaserve.control.cache.integrity import TreeAccounts, check_accounts
 from deltaserve.control.cache.lease import Insertion, Lease, Match
+from deltaserve.control.cache.newcomers import Newcomers
 from deltaserve.control.cache.pages import PageEvent
 from deltaserve.control.cache.radix import Node, Packed, Pages, RadixTree
 from deltaserve.control.cache.tails import StateEviction, TailPool
@@ -66,6 +67,8 @@ class PrefixCache:
         self._order = DoneFirstOrder(ORDERS[eviction]())
         self._events = EventLog()
         self._blocks = blocks
+        self._newcomers: Newcomers | None = None
+        """Takes note of pages to be copied elsewhere; None: nobody copies."""
         self._leases: set[Lease] = set()
         self._num_evictable = 0  # pages of unlocked nodes in the FULL pool
         self._num_protected = 0  # pages of locked nodes in the FULL pool
@@ -79,6 +82,10 @@ class PrefixCache:
     def version(self) -> int:
         """Changes whenever a match could, or `Lease.path` must be read again."""
         return self._version
+
+    def tell(self, newcomers: Newcomers) -> None:
+        """Have `newcomers` told of pages that enter and leave the tree from now on."""
+        self._newcomers = newcomers
 
     @property
     def num_leases(self) -> int:
@@ -241,6 +248,8 @@ class PrefixCache:
 
         What no lease holds is evicted at once, the rest when its last lease ends.
         """
+        if self._newcomers is not None:
+            self._newcomers.poisoned()
         root = self._tree.roots.get(namespace)
         if root is None:
             return
@@ -496,6 +505,8 @@ class PrefixCache:
             self._order.add(node)
         if not node.severed:
             self._events.stored(keys)
+            if self._newcomers is not None:
+                self._newcomers.stored(keys, new_pages[_FULL])
             if self._blocks is not None:
                 self._blocks.stored(BlocksStored(node.namespace, parent, keys, tokens))
         if node.locks:
@@ -508,6 +519,8 @@ class PrefixCache:
 
     def _note_gone(self, keys: bytes) -> None:
         self._events.evicted(keys)
+        if self._newcomers is not None:
+            self._newcomers.gone(keys)
         if self._blocks is not None:
             self._blocks.removed(keys)
 

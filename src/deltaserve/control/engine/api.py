@@ -106,6 +106,8 @@ class InstanceConfig:
     """Ranks, each of which holds its heads of every page."""
     has_staging: bool = False
     """Each of them has memory in which elements are converted on the way."""
+    tier_slots: int = 0
+    """Pages that the file under the tree holds. 0: there is none."""
     configured_role: Role | None = None
     """What the process was started as, once its role was changed; None: it never was."""
 

@@ -31,6 +31,7 @@ from deltaserve.control.engine.parts import (
 )
 from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.serving import Serving
+from deltaserve.control.engine.tiering import Tiering
 from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.peer.link import FrameIn, LinkBroken, PeerDied
 from deltaserve.control.peer.page_fit import CHANGEABLE
@@ -43,6 +44,8 @@ from deltaserve.control.transfer.commands import (
     EndpointAttached,
     EndpointFailed,
     EndpointOpened,
+    PagesLoaded,
+    PagesStored,
     PeerFenced,
     StagingUsed,
 )
@@ -71,19 +74,48 @@ class _Change:
 class _Owner:
     """Whose the waiting requests are, while one call of `admit` runs: prompts of readers, or rooms of fronts."""
 
-    __slots__ = ("_intake", "_outflow", "_turn", "may_start")
+    __slots__ = ("_intake", "_loads", "_outflow", "_turn", "may_start")
 
-    def __init__(self, outflow: Outflow, intake: Intake, turn: EngineTurn) -> None:
+    def __init__(self, outflow: Outflow, intake: Intake, loads: "_Loads | None", turn: EngineTurn) -> None:
         self.may_start = outflow.may_start
         self._outflow = outflow
         self._intake = intake
+        self._loads = loads
         self._turn = turn
 
     def claim(self, request: Request, cached_len: int) -> Claim:
-        return self._outflow.claim(request, cached_len, self._turn)
+        claim = self._outflow.claim(request, cached_len, self._turn)
+        if self._loads is None or claim is Claim.NOTHING:
+            return claim
+        return Claim.NOTHING if self._loads.awaits(request, cached_len, self._turn) else claim
 
     def fetch(self, request: Request, reserve: Needs) -> TryOutcome:
+        if self._loads is not None and self._loads.fetch_awaits(request, self._turn):
+            return TryOutcome.HELD_BACK
         return self._intake.fetch(request, reserve, self._turn)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loads:
+    """Whether a request waits for pages of the file under the tree."""
+
+    parts: Parts
+    tiering: Tiering
+    tokens_per_s: float
+    """At which prompts are computed here; 0: not known."""
+
+    def awaits(self, request: Request, cached_len: int, turn: EngineTurn) -> bool:
+        """The request is to be computed here; `cached_len` tokens of it are in the tree."""
+        shares = self.parts.scheduler.running.shares_prompt(request)
+        num_pages = cached_len // self.parts.cache.page_size
+        return shares and self.tiering.awaits(request, num_pages, self.tokens_per_s, turn)
+
+    def fetch_awaits(self, request: Request, turn: EngineTurn) -> bool:
+        """The request is computed elsewhere; what is loaded of it does not have to be sent."""
+        if not self.parts.scheduler.running.uses_tree(request):
+            return False
+        match = self.parts.cache.match(request.namespace, request.tokens, request.keys)
+        return self.tiering.awaits(request, match.num_pages, None, turn)
 
 
 class EngineCore:
@@ -148,6 +180,8 @@ class EngineCore:
                 self._tell_status(turn)  # it may end before the next heartbeat
             case StagingUsed():
                 self._meter.count_staging(event)
+            case PagesStored() | PagesLoaded():
+                self._on_copied(event)
             case EndpointOpened() | EndpointAttached() | EndpointFailed():
                 self.links.on_endpoint(event, turn)
                 self.serving.on_endpoint(event.peer, turn)
@@ -156,6 +190,15 @@ class EngineCore:
                     self.links.endpoints.on_fenced()
                 self._on_report(event, turn)
         self._pending += turn.actions
+
+    def _on_copied(self, report: PagesStored | PagesLoaded) -> None:
+        tiering = self.parts.tiering
+        if tiering is None:
+            return
+        if isinstance(report, PagesStored):
+            tiering.on_stored(report)
+        else:
+            tiering.on_loaded(report)
 
     def _on_report(self, report: Event, turn: EngineTurn) -> None:
         fenced = self.outflow.on_report(report, turn)
@@ -186,6 +229,8 @@ class EngineCore:
         match heard.message:
             case Flush():
                 self.parts.cache.clear()
+                if self.parts.tiering is not None:
+                    self.parts.tiering.clear()
             case ChangeRole():
                 self._on_change(heard.message, turn.now)
 
@@ -230,13 +275,17 @@ class EngineCore:
 
     def turn(self, now: float) -> list[Action]:
         turn, self._pending = EngineTurn(now, self._is_draining, self._pending), []
-        waiting, owner = self.parts.scheduler.waiting, _Owner(self.outflow, self.serving.intake, turn)
+        waiting, tiering = self.parts.scheduler.waiting, self.parts.tiering
+        loads = None if tiering is None else _Loads(self.parts, tiering, self._meter.prefill_tokens_per_s)
+        owner = _Owner(self.outflow, self.serving.intake, loads, turn)
         for request in waiting.admit(now, owner):
             if not self.outflow.started(request, turn):
                 self.serving.started(request, now)
         if self.parts.scheduler.has_displaced:
             self._queue_again(turn)
         self.serving.flush(turn)
+        if tiering is not None:
+            tiering.store_some(turn)
         self._go_on_changing(turn)
         if self._meter.may_publish(now):
             events = self.parts.cache.drain_events()

@@ -11,6 +11,7 @@ from deltaserve.control.cache.eviction import KvEviction
 from deltaserve.control.cache.pages import PageEvent, PageState
 from deltaserve.control.cache.prefix_cache import PrefixCache, StateEviction
 from deltaserve.control.engine.api import InstanceConfig
+from deltaserve.control.engine.tiering import TierConfig, Tiering
 from deltaserve.control.sched.budget import Budget
 from deltaserve.control.sched.request import Request
 from deltaserve.control.sched.sched_config import SchedConfig
@@ -18,6 +19,8 @@ from deltaserve.control.sched.scheduler import Scheduler
 from deltaserve.core.errors import IntegrityError
 from deltaserve.core.ids import Role
 from deltaserve.core.keys import seed_check
+from deltaserve.core.layout.kv import pool_page_bytes
+from deltaserve.core.layout.shard import Shard
 from deltaserve.core.wire.messages import Facts
 
 _MAX_BLOCKS = 1 << 16
@@ -34,6 +37,8 @@ class Parts:
     cache: PrefixCache
     budget: Budget
     scheduler: Scheduler
+    tiering: Tiering | None = None
+    """What is copied to and from the file under the tree; None: there is no file."""
 
 
 def build_parts(config: InstanceConfig) -> Parts:
@@ -43,7 +48,16 @@ def build_parts(config: InstanceConfig) -> Parts:
     states, kv = StateEviction(options.state_eviction), KvEviction(options.kv_eviction)
     cache = PrefixCache(config.cache.page_size, pools, config.cache.pools, states, blocks, kv)
     budget = Budget(cache, pools)
-    return Parts(pools, cache, budget, Scheduler(sched_config(config), cache, budget, config.seed_of))
+    scheduler = Scheduler(sched_config(config), cache, budget, config.seed_of)
+    tiering = None
+    if config.tier_slots:
+        tiering = Tiering(TierConfig(config.tier_slots, _page_bytes(config)), pools[0], cache, budget, scheduler)
+    return Parts(pools, cache, budget, scheduler, tiering)
+
+
+def _page_bytes(config: InstanceConfig) -> int:
+    """Bytes of a page of the first pool, of all ranks."""
+    return config.tp_size * pool_page_bytes(config.cache, Shard(0, config.tp_size))[0]
 
 
 def take_over_parts(former: Parts, config: InstanceConfig) -> Parts:
@@ -112,18 +126,21 @@ def pool_metrics(parts: Parts) -> dict[str, float]:
     metrics["deltaserve_drafts_accepted_total"] = speculation.totals.num_right
     metrics["deltaserve_drafts_right_share"] = speculation.right_share
     metrics["deltaserve_draft_price"] = parts.scheduler.running.step_target.cost.price or 0.0
-    return metrics
+    return metrics if parts.tiering is None else metrics | parts.tiering.metrics()
 
 
 def check_parts(parts: Parts, requests: Iterable[Request]) -> None:
     """Raises IntegrityError unless the books of pools, tree, scheduler and of the rooms' requests agree."""
     parts.cache.check_integrity()
     parts.scheduler.running.check_integrity()
+    if parts.tiering is not None:
+        parts.tiering.check_integrity()
     holders = {*requests, *parts.scheduler.steps.ending}
     for index, pool in enumerate(parts.pools):
         owned = [page for r in holders if r.owned for page in r.owned[index]]
+        owned += parts.tiering.owned() if parts.tiering is not None and index == 0 else []
         if pool.count(PageState.OWNED) != len(owned):
-            raise IntegrityError(f"pool {index}: {pool.count(PageState.OWNED)} pages owned, requests hold {len(owned)}")
+            raise IntegrityError(f"pool {index}: {pool.count(PageState.OWNED)} pages owned, {len(owned)} are held")
         if len(set(owned)) != len(owned) or any(pool.state(page) is not PageState.OWNED for page in owned):
             raise IntegrityError(f"pool {index}: a request's page is another's, too, or not OWNED")
     for r in holders:

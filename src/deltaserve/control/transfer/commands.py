@@ -148,6 +148,27 @@ class ForgetPages:
     ticket: TicketId
 
 
+@dataclass(frozen=True, slots=True)
+class StorePages:
+    """Copy pages that stay as they are to slots of the file under the tree. Of the first pool, whole."""
+
+    number: int
+    pages: tuple[PageId, ...]
+    slots: tuple[int, ...]
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPages:
+    """Copy slots of the file under the tree to pages that nobody else knows of."""
+
+    number: int
+    pages: tuple[PageId, ...]
+    slots: tuple[int, ...]
+    keys: tuple[bytes, ...]
+    """What the slots are to hold: another page, or a part of one, is not believed."""
+
+
 TransferCommand = (
     OpenEndpoint
     | AttachEndpoint
@@ -158,6 +179,8 @@ TransferCommand = (
     | ExpectPages
     | ForgetPages
     | FencePeer
+    | StorePages
+    | LoadPages
 )
 
 # ---------------------------------------------------------------- reports
@@ -253,6 +276,30 @@ class StagingUsed:
     """Counter of control/transfer/staging.py, and by how much it has grown."""
 
 
+@dataclass(frozen=True, slots=True)
+class PagesStored:
+    """Answer to StorePages: the file holds the pages, or is not to be believed about any of them."""
+
+    number: int
+    num_bytes: int
+    problem: str | None = None
+    """Why they were not stored, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagesLoaded:
+    """Answer to LoadPages."""
+
+    number: int
+    num_good: int
+    """So many of the pages, from the first on, hold what was asked for; the slot behind them does not."""
+    num_bytes: int
+    seconds: float
+    """What reading took."""
+    problem: str | None = None
+    """What is wrong with the first that is not good, in words."""
+
+
 TransferReport = (
     EndpointOpened
     | EndpointAttached
@@ -265,4 +312,6 @@ TransferReport = (
     | PagesVerified
     | PeerFenced
     | StagingUsed
+    | PagesStored
+    | PagesLoaded
 )

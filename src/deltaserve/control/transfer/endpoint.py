@@ -22,11 +22,13 @@ from deltaserve.control.transfer.commands import (
     GateDrained,
     GateDraining,
     Landed,
+    LoadPages,
     OpenEndpoint,
     OpenGate,
     PeerFenced,
     PostChunk,
     StagingUsed,
+    StorePages,
     TicketId,
     TransferCommand,
     TransferReport,
@@ -43,7 +45,7 @@ from deltaserve.control.transfer.staging import (
     Staging,
     Window,
 )
-from deltaserve.core.errors import ProtocolError
+from deltaserve.core.errors import ProtocolError, StateError
 from deltaserve.core.ids import PeerName
 from deltaserve.core.layout.copy_plan import CachePlan, RankPair, plan_cache
 from deltaserve.core.transport import (
@@ -140,6 +142,8 @@ class Endpoint:
                 return []
             case FencePeer():
                 return [self._fence(command.peer)]
+            case StorePages() | LoadPages():  # see tier_plane.py
+                raise StateError("there is no file under the tree of this rank")
 
     def poll(self, now: float) -> list[TransferReport]:
         """Drive progress: completions, further windows, notifications."""

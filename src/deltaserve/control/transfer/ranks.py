@@ -36,12 +36,16 @@ from deltaserve.control.transfer.commands import (
     GateDrained,
     GateDraining,
     Landed,
+    LoadPages,
     OpenEndpoint,
     OpenGate,
+    PagesLoaded,
+    PagesStored,
     PagesVerified,
     PeerFenced,
     PostChunk,
     StagingUsed,
+    StorePages,
     TicketId,
     TransferCommand,
     TransferReport,
@@ -106,6 +110,15 @@ class _Fence:
     result: FenceResult = FenceResult.CLOSED
 
 
+@dataclass(slots=True)
+class _Copies:
+    """Pages copied to, or from, the file of every rank."""
+
+    waiting: set[int]
+    told: PagesStored | PagesLoaded | None = None
+    """What those that have answered amount to."""
+
+
 class RankGroup:
     """What all ranks of a worker were told, and which of them have answered."""
 
@@ -115,12 +128,14 @@ class RankGroup:
         self._tickets: dict[TicketId, _Ticket] = {}
         self._checks: dict[TicketId, _Check] = {}
         self._fences: dict[PeerName, deque[_Fence]] = {}
+        self._copies: dict[int, _Copies] = {}
 
     @property
     def num_pending(self) -> int:
         """Tickets and commands that some rank still answers for."""
         num_opening = sum(1 for opening in self._openings.values() if opening.waiting)
-        return num_opening + len(self._tickets) + len(self._checks) + sum(map(len, self._fences.values()))
+        num_fenced = sum(map(len, self._fences.values()))
+        return num_opening + len(self._tickets) + len(self._checks) + num_fenced + len(self._copies)
 
     # ------------------------------------------------------------ commands
 
@@ -148,6 +163,8 @@ class RankGroup:
                 return self._split(command)
             case ExpectPages() | ForgetPages():
                 pass
+            case StorePages() | LoadPages():
+                self._copies[command.number] = _Copies(set(self._ranks))
             case FencePeer():
                 self._forget(command.peer)
                 self._fences.setdefault(command.peer, deque()).append(_Fence(set(self._ranks)))
@@ -187,6 +204,8 @@ class RankGroup:
                 return self._verified(rank, report)
             case PeerFenced():
                 return self._fenced(rank, report)
+            case PagesStored() | PagesLoaded():
+                return self._copied(rank, report)
 
     def _opening_of(self, peer: PeerName, number: int) -> _Opening | None:
         opening = self._openings.get(peer)
@@ -285,3 +304,23 @@ class RankGroup:
         if not fences:
             del self._fences[report.peer]
         return [PeerFenced(report.peer, fence.result)]
+
+    def _copied(self, rank: int, report: PagesStored | PagesLoaded) -> list[TransferReport]:
+        copies = self._copies.get(report.number)
+        if copies is None:
+            return []
+        copies.waiting.discard(rank)
+        copies.told = told = report if copies.told is None else _both(copies.told, report)
+        if copies.waiting:
+            return []
+        del self._copies[report.number]
+        return [told]
+
+
+def _both(first: PagesStored | PagesLoaded, then: PagesStored | PagesLoaded) -> PagesStored | PagesLoaded:
+    """What the answers of two ranks to one command amount to."""
+    num_bytes, problem = first.num_bytes + then.num_bytes, first.problem or then.problem
+    if isinstance(first, PagesLoaded) and isinstance(then, PagesLoaded):
+        num_good, seconds = min(first.num_good, then.num_good), max(first.seconds, then.seconds)
+        return PagesLoaded(first.number, num_good, num_bytes, seconds, problem)
+    return PagesStored(first.number, num_bytes, problem)

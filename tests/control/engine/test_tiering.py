@@ -1,0 +1,198 @@
+"""A file under the tree: what was evicted is loaded instead of computed, and nothing wrong ever is."""
+
+from dataclasses import replace
+
+import pytest
+
+from deltaserve.control.cache.pages import PageState
+from deltaserve.control.engine.tiering import Tiering
+from deltaserve.core.ids import Namespace, PeerName
+from deltaserve.sim.cluster import Shape
+from deltaserve.sim.faults import FaultKind
+from tests.control.engine.duo import DECODE, PREFILL, Duo
+
+SMALL = Shape(prefill_pages=8, decode_pages=8, tier_slots=64, context_len=32)
+HEAD = list(range(1, 17))
+"""Four pages."""
+OTHERS = [[90 - at for at in range(16)], [40 + at for at in range(16)]]
+
+
+def tiering(duo: Duo, name: PeerName = PREFILL) -> Tiering:
+    found = duo.worker(name).instance.parts.tiering
+    assert found is not None
+    return found
+
+
+def computed(duo: Duo) -> float:
+    return duo.metrics(PREFILL)["deltaserve_computed_tokens_total"]
+
+
+def rest(duo: Duo) -> None:
+    """Until everything is copied."""
+    duo.until(lambda: not any(tiering(duo, name).is_copying for name in (PREFILL, DECODE)))
+
+
+def with_evicted_head(shape: Shape = SMALL, namespace: str = "") -> Duo:
+    """HEAD was served, copied, and is in no tree any more."""
+    duo = Duo(shape)
+    duo.serve([*HEAD, 50], 2, namespace=namespace)
+    rest(duo)
+    for name in (PREFILL, DECODE):
+        duo.flush(name)
+    assert duo.cached_pages(PREFILL) == duo.cached_pages(DECODE) == 0
+    return duo
+
+
+def test_what_was_evicted_is_loaded_and_not_computed() -> None:
+    duo = with_evicted_head()
+    before = computed(duo)
+    asked = duo.serve([*HEAD, 51, 52], 3)
+    assert computed(duo) - before == 2
+    assert (asked.usage.prefill_cached_len, asked.usage.decode_cached_len) == (16, 16)
+    for name in (PREFILL, DECODE):
+        metrics = duo.metrics(name)
+        assert (metrics["deltaserve_tier_pages_loaded_total"], metrics["deltaserve_tier_tokens_loaded_total"]) == (
+            4,
+            16,
+        )
+    rest(duo)
+    assert tiering(duo).tier.num_pinned == 0
+
+
+def test_prompts_that_evict_each_other_are_loaded_in_turn() -> None:
+    duo = Duo(SMALL)
+    for prompt in (HEAD, *OTHERS):
+        duo.serve([*prompt, 50], 2)
+    before = computed(duo)
+    for _ in range(3):
+        for prompt in (HEAD, *OTHERS):
+            duo.serve([*prompt, 50], 2)
+    assert computed(duo) - before == 9
+    rest(duo)
+
+
+def test_without_a_file_it_is_computed_again() -> None:
+    duo = Duo(replace(SMALL, tier_slots=0))
+    duo.serve([*HEAD, 50], 2)
+    duo.flush(PREFILL)
+    before = computed(duo)
+    duo.serve([*HEAD, 51, 52], 3)
+    assert computed(duo) - before == 18
+    assert not any("tier" in name for name in duo.metrics(PREFILL))
+
+
+def test_another_namespace_finds_nothing() -> None:
+    duo = with_evicted_head(namespace="one")
+    before = computed(duo)
+    duo.serve([*HEAD, 51, 52], 3, namespace="two")
+    assert computed(duo) - before == 18
+
+
+@pytest.mark.parametrize("kind", [FaultKind.SLOT_FAILS, FaultKind.SLOT_SPOILS])
+def test_a_slot_that_is_not_right_is_not_believed(kind: FaultKind) -> None:
+    duo = Duo(SMALL)
+    slots = [rank.slots for name in (PREFILL, DECODE) for rank in duo.worker(name).ranks]
+    for of_rank in slots:
+        assert of_rank is not None
+        of_rank.fails = lambda asked: asked is kind
+    duo.serve([*HEAD, 50], 2)
+    rest(duo)
+    for name in (PREFILL, DECODE):
+        duo.flush(name)
+    before = computed(duo)
+    duo.serve([*HEAD, 51, 52], 3)
+    assert computed(duo) - before == 18
+    assert duo.metrics(PREFILL)["deltaserve_tier_failures_total"] > 0
+    rest(duo)
+
+
+def test_a_load_that_fails_midway_gives_what_was_read_and_forgets_the_rest() -> None:
+    duo = with_evicted_head()
+    rank = duo.worker(PREFILL).ranks[0]
+    assert rank.slots is not None
+    reads: list[FaultKind] = []
+
+    def third(kind: FaultKind) -> bool:
+        reads.append(kind)
+        return len(reads) == 3
+
+    rank.slots.fails = third
+    before = computed(duo)
+    duo.serve([*HEAD, 51, 52], 3)
+    assert computed(duo) - before == 10
+    rest(duo)
+
+
+def test_a_page_that_is_copied_stays_as_it_is_though_it_is_evicted() -> None:
+    duo = Duo(SMALL)
+    asked = duo.ask([*HEAD, 50], 2)
+    pool = duo.worker(PREFILL).instance.parts.pools[0]
+    duo.until(lambda: bool(tiering(duo)._stores))
+    assert pool.num_pinned > 0
+    duo.settle(asked)
+    rest(duo)
+    assert pool.num_pinned == pool.num_held == 0
+
+
+def test_a_flush_empties_the_file_too_also_of_what_is_being_copied() -> None:
+    duo = with_evicted_head()
+    assert len(tiering(duo).tier) == 4
+    duo.cluster.front.flush()
+    duo.run(0.5)
+    assert len(tiering(duo).tier) == len(tiering(duo, DECODE).tier) == 0
+    before = computed(duo)
+    duo.serve([*HEAD, 51, 52], 3)
+    assert computed(duo) - before == 18
+
+
+def test_kv_that_is_worthless_is_not_in_the_file_either() -> None:
+    duo = with_evicted_head()
+    duo.prefill.parts.cache.poison(Namespace(""), b"", b"")
+    assert len(tiering(duo).tier) == 0
+
+
+def test_what_was_forgotten_while_it_was_read_is_not_used() -> None:
+    duo = with_evicted_head()
+    before = computed(duo)
+    asked = duo.ask([*HEAD, 51, 52], 3)
+    duo.until(lambda: bool(tiering(duo).owned()))
+    tiering(duo).clear()
+    duo.settle(asked)
+    assert computed(duo) - before == 18
+    assert duo.metrics(PREFILL)["deltaserve_tier_pages_loaded_total"] == 0
+
+
+def test_two_requests_wait_for_one_load() -> None:
+    duo = with_evicted_head()
+    before = computed(duo)
+    first, second = duo.ask([*HEAD, 51, 52], 3), duo.ask([*HEAD, 53, 54], 3)
+    duo.settle(first, second)
+    assert computed(duo) - before == 4
+    assert duo.metrics(PREFILL)["deltaserve_tier_pages_loaded_total"] == 4
+
+
+def test_a_client_that_leaves_takes_no_page_of_a_load_with_it() -> None:
+    duo = with_evicted_head()
+    asked = duo.ask([*HEAD, 51, 52], 3)
+    duo.until(lambda: bool(tiering(duo).owned()))
+    duo.cancel(asked)
+    duo.until(lambda: not tiering(duo).is_copying)
+    duo.quiet()
+    assert duo.worker(PREFILL).instance.parts.pools[0].count(PageState.OWNED) == 0
+
+
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 2), (2, 2)])
+def test_workers_of_several_ranks(ranks: tuple[int, int]) -> None:
+    duo = with_evicted_head(replace(SMALL, num_heads=2, prefill_ranks=ranks[0], decode_ranks=ranks[1]))
+    before = computed(duo)
+    duo.serve([*HEAD, 51, 52], 3)
+    assert computed(duo) - before == 2
+
+
+def test_a_small_file_keeps_what_was_used_last() -> None:
+    duo = Duo(replace(SMALL, tier_slots=4))
+    for prompt in (HEAD, OTHERS[0]):
+        duo.serve(prompt, 1)
+        rest(duo)
+    assert len(tiering(duo).tier) == 4
+    assert duo.metrics(PREFILL)["deltaserve_tier_pages_evicted_total"] == 4
