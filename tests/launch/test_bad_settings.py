@@ -215,6 +215,10 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("serve", [M, "--staging", "maybe"], ("--staging 'maybe'", "off, auto, on")),
     ("serve", [M, "--staging-memory-mib", "513"], ("--staging-memory-mib 513", "an integer from 1 to 512")),
     ("router", [M, "--staging", "on"], ("--staging", "has it")),
+    ("serve", [M, "--cache-dir", ""], ("--cache-dir", "a text of 1 to 4096")),
+    ("serve", [M, "--cache-dir-mib", "0"], ("--cache-dir-mib 0", "an integer >= 1")),
+    ("serve", [M, "--cache-dir", "x", "--disable-radix-cache"], ("--cache-dir", "leave out --disable-radix-cache")),
+    ("router", [M, "--cache-dir", "x"], ("--cache-dir", "has it")),
     ("serve", [M, "--ep-size", "4"], ("--ep-size 4", "add --tp-size")),
     (
         "serve",

@@ -1,6 +1,7 @@
 """What this machine offers: memory, as the settings' resolution is told, and ports."""
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,7 @@ from deltaserve.core.ids import Role
 from deltaserve.launch import compose
 from deltaserve.launch.compose import Checkpoint, free_port, free_ports, machine_facts, resolve_settings, worker_spec
 from deltaserve.settings.config import Settings
+from deltaserve.settings.resolve import Device
 from tests.ports import taken
 
 MIB = 1 << 20
@@ -181,3 +183,33 @@ def test_steps_under_way(flags: dict[str, int], num_ahead: int, tmp_path: Path) 
     resolved = resolve_settings(settings, checkpoint)[Role.DECODE]
     spec = worker_spec("decode-0", Role.DECODE, settings, checkpoint, resolved, tmp_path / "secret")
     assert spec.options.sched.num_ahead == num_ahead
+
+
+def slots_of(model: Path, mib: int = 64, device: Device = "cpu", **flags: object) -> int:
+    """Pages in the file of a worker of one rank."""
+    memory = {"cache_dir": "pages", "cache_dir_mib": mib}
+    told = {"model": {"model_path": str(model), "device": "cpu"}, "memory": memory, **flags}
+    settings, checkpoint = Settings.model_validate(told), Checkpoint.open(str(model))
+    resolved = resolve_settings(settings, checkpoint)[Role.DECODE]
+    return compose.cache_slots(settings, checkpoint.spec, replace(resolved, device=device))
+
+
+def test_a_file_under_the_cache_holds_whole_pages(tiny_models: Path) -> None:
+    num_slots = slots_of(tiny_models / "llama")
+    assert slots_of(tiny_models / "llama", 128) in (2 * num_slots, 2 * num_slots + 1)
+    assert 0 < slots_of(tiny_models / "llama", parallelism={"tp_size": 2}) <= num_slots
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "problem"),
+    [
+        ("llama", "cuda", "not for workers on a GPU yet"),
+        ("gemma3_text", "cpu", "not for a model with windowed or recurrent layers yet"),
+        ("qwen3_next", "cpu", "not for a model with windowed or recurrent layers yet"),
+    ],
+)
+def test_where_there_is_no_file_under_the_cache_yet(
+    tiny_models: Path, model: str, device: Device, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"--cache-dir pages: {problem}"):
+        slots_of(tiny_models / model, device=device)

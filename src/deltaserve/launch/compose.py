@@ -22,6 +22,7 @@ from deltaserve.compute.native.core_share import CoreShare
 from deltaserve.compute.native.native_library import library_problem
 from deltaserve.control.engine.api import InstanceOptions
 from deltaserve.control.sched.sched_config import SchedOptions
+from deltaserve.control.transfer.slot_seal import HEADER_BYTES
 from deltaserve.control.transfer.staging import StagingMode
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
@@ -459,6 +460,8 @@ def worker_spec(
         transport_fenced=disaggregation.transfer_fenced,
         staging=None if disaggregation.staging == "off" else StagingMode(disaggregation.staging),
         staging_bytes=0 if disaggregation.staging == "off" else disaggregation.staging_memory_mib << 20,
+        cache_dir=settings.memory.cache_dir and str(Path(settings.memory.cache_dir).absolute()),
+        cache_slots=cache_slots(settings, checkpoint.spec, resolved),
         tp_size=resolved.tp_size,
         ep_size=ep_size_of(settings),
         num_threads=resolved.num_threads,
@@ -473,6 +476,26 @@ def worker_spec(
         kv_events=kv_events_of(settings),
         log=log_spec(settings),
     )
+
+
+def cache_slots(settings: Settings, spec: ModelSpec, resolved: ResolvedConfig) -> int:
+    """Pages that the file under the tree of a worker holds; 0: it has none. Raises ConfigError."""
+    asked, ranks = settings.memory, Shard(0, resolved.tp_size)
+    if asked.cache_dir is None:
+        return 0
+    if resolved.device != "cpu":
+        raise ConfigError(f"--cache-dir {asked.cache_dir[:80]}: not for workers on a GPU yet")
+    cache = spec.cache_spec(resolved.page_size, DType(resolved.kv_cache_dtype), DType(asked.mamba_ssm_dtype))
+    if not cache.keeps_all:
+        problem = "not for a model with windowed or recurrent layers yet"
+        raise ConfigError(f"--cache-dir {asked.cache_dir[:80]}: {problem}")
+    if cache.draft_group is not None:
+        raise ConfigError(f"--cache-dir {asked.cache_dir[:80]}: not beside a draft head yet")
+    slot_bytes = ranks.size * (HEADER_BYTES + pool_page_bytes(cache, ranks)[0])
+    num_slots = (asked.cache_dir_mib << 20) // slot_bytes
+    if not num_slots:
+        raise ConfigError(f"--cache-dir-mib {asked.cache_dir_mib}: a page takes {-(-slot_bytes >> 20)} MiB")
+    return num_slots
 
 
 def kv_events_of(settings: Settings) -> KvEventsConfig | None:

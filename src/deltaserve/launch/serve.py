@@ -96,6 +96,8 @@ def run_adjusted(settings: Settings, adjust: Callable[[WorkerSpec], WorkerSpec])
             tell(describe_groups(settings))
         if has_staging(settings):
             tell(describe_staging(settings))
+        if settings.memory.cache_dir is not None:
+            tell(describe_cache_dir(settings))
         if logging.log_to == "files":
             tell(f"logs of all processes: {log_dir}")
         options = supervisor_options(settings, log_dir if logging.log_to == "files" else None)
@@ -394,6 +396,12 @@ def describe_staging(settings: Settings) -> str:
     asked = settings.disaggregation
     memory = f"{asked.staging_memory_mib} MiB on each rank"
     return f"staging memory: {memory}, half to send and half to receive ({asked.staging})"
+
+
+def describe_cache_dir(settings: Settings) -> str:
+    """A line about the files under the caches of workers that have them."""
+    asked = settings.memory
+    return f"a file under the cache: {asked.cache_dir_mib} MiB in {asked.cache_dir} for each worker"
 
 
 _CODES: Mapping[Quantization, str] = {

@@ -16,7 +16,7 @@ from deltaserve.launch.compose import Checkpoint, divided, has_staging, machine_
 from deltaserve.launch.lacking import transfer_flags
 from deltaserve.launch.net_devices import check_devices, interface_addresses, net_devices
 from deltaserve.launch.process_limits import require_files, require_threads
-from deltaserve.launch.serve import describe_staging, require_free_port, tell_native, tell_resolved
+from deltaserve.launch.serve import describe_cache_dir, describe_staging, require_free_port, tell_native, tell_resolved
 from deltaserve.process.children.child_events import ChildStarts
 from deltaserve.process.children.interrupts import hold_for_successor
 from deltaserve.process.children.terminal import Say, say, say_in_json
@@ -92,6 +92,8 @@ class PreparedWorker:
         tell_native([self.resolved], tell)
         if has_staging(settings):
             tell(describe_staging(settings))
+        if settings.memory.cache_dir is not None:
+            tell(describe_cache_dir(settings))
 
 
 def require_link_port(settings: Settings) -> None:

@@ -346,6 +346,16 @@ class MemorySettings(Group):
         commands=COMPUTING,
         use="rare",
     )
+    cache_dir: Text | None = option(
+        None,
+        "folder of a file for each worker, to which pages are copied: those that were evicted come back from there and "
+        "are not computed again. On cpu, and for models whose layers all keep every token; it ends with the worker",
+        commands=COMPUTING,
+        use="rare",
+    )
+    cache_dir_mib: Count = option(
+        4096, "size of the file of each worker in --cache-dir, set aside when it starts", commands=COMPUTING, use="rare"
+    )
     disable_radix_cache: bool = option(
         False, "share no pages between requests on either side; for comparison only", commands=COMPUTING, use="rare"
     )

@@ -52,6 +52,9 @@ def _paths(settings: Settings, command: str) -> Iterator[str]:
 
 
 def _modes(settings: Settings, command: str) -> Iterator[str]:
+    memory = settings.memory
+    if memory.cache_dir is not None and memory.disable_radix_cache:
+        yield "--cache-dir copies what is cached: leave out --disable-radix-cache, or this"
     mode = settings.disaggregation.disaggregation_mode
     if command == "serve" and mode in WORKER_COMMANDS:
         yield f"--disaggregation-mode {mode}: a worker on its own is started by `deltaserve {mode}`, not by serve"

@@ -119,7 +119,7 @@ REFUSED = [
     ("prefill", ["--node-rank", "1"], "on each machine"),
     ("decode", ["--base-gpu-id", "1"], "CUDA_VISIBLE_DEVICES"),
     ("prefill", ["--quantization", "fp8"], "leave it out"),
-    ("decode", ["--enable-hierarchical-cache"], "one tier"),
+    ("decode", ["--enable-hierarchical-cache"], "--cache-dir-mib"),
     ("decode", ["--schedule-policy", "lof"], "by arrival or by cached prefix; write fcfs or lpm"),
     ("decode", ["--speculative-token-map", "map"], "brings its own map of tokens"),
     ("decode", ["--speculative-eagle-topk", "4"], "speculative-eagle-topk"),

@@ -38,6 +38,8 @@ EXAMPLES: dict[str, str] = {
     "mamba-track-interval": "256",
     "radix-eviction-policy": "slru",
     "state-eviction": "cost",
+    "cache-dir": "/var/cache/pages",
+    "cache-dir-mib": "512",
     "disable-radix-cache": "true",
     "disable-decode-radix-cache": "true",
     "max-running-requests": "8",

@@ -1,6 +1,7 @@
 """Makes a worker's parts from its spec: the torch executor, the data plane, the control plane of its role."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from deltaserve.compute.collective.expert_group import ExpertMesh, Partners
 from deltaserve.compute.collective.nccl import NcclCollective
 from deltaserve.compute.executor.runner import ExecutorSizes, TorchExecutor
 from deltaserve.compute.executor.warm_up import WarmUp, warm_up
+from deltaserve.compute.memory.cache_file import CacheFile
 from deltaserve.compute.memory.memory_block import DeviceAllocator, MemoryBlock
 from deltaserve.compute.memory.staging_arena import PagesOfGroup, StagingArena
 from deltaserve.control.engine.api import Instance, InstanceConfig
@@ -29,6 +31,7 @@ from deltaserve.control.transfer.endpoint_config import EndpointConfig
 from deltaserve.control.transfer.plane_turns import DataPlane
 from deltaserve.control.transfer.rank_plane import RankPlane
 from deltaserve.control.transfer.staging import STAGING, Staging, StagingConfig, StagingMode
+from deltaserve.control.transfer.tier_plane import TierPlane
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.extents import Region
 from deltaserve.core.ids import Boot, PeerName, RegionId, Role
@@ -207,6 +210,7 @@ def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, names: Check
         options=spec.options,
         tp_size=spec.tp_size,
         has_staging=spec.staging is not None,
+        tier_slots=0 if spec.cache_dir is None else spec.cache_slots,
     )
 
 
@@ -311,7 +315,16 @@ def _plane(
     def open_now() -> DataPlane:
         return _open_plane(spec, boot, executor, shard, staging_memory)
 
-    return PlaneOnDemand(open_now) if spec.role is Role.UNIFIED else open_now()
+    store = None if spec.cache_dir is None else _cache_file(spec, spec.cache_dir, executor, shard)
+    plane = PlaneOnDemand(open_now) if spec.role is Role.UNIFIED else open_now()
+    return plane if store is None else TierPlane(plane, store, time.monotonic)
+
+
+def _cache_file(spec: WorkerSpec, folder: str, executor: TorchExecutor, shard: Shard) -> CacheFile:
+    """The file under the tree, of one rank. Raises ConfigError."""
+    kv = executor.memory.kv
+    of_whom = f"{model_fingerprint(Path(spec.model_path))} {kv.cache} {shard}"
+    return CacheFile(Path(folder), spec.cache_slots, kv, of_whom)
 
 
 def _open_plane(

@@ -73,6 +73,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Which transfers between unequal numbers of ranks go through staging memory. None: there is no such memory."""
     staging_bytes: int = 0
     """Staging memory of each rank."""
+    cache_dir: str | None = None
+    """Folder of the files under the tree, of which each rank has one; None: there are none."""
+    cache_slots: int = 0
+    """Pages in such a file."""
     options: InstanceOptions = InstanceOptions()
     drain_grace_s: float = 30.0
     """After SIGTERM the worker ends at the latest then."""

@@ -365,17 +365,19 @@ _REFUSED = {
         "numa-node=* numa-bind numa= numa-bind-nodes=* numa-bind-cpus=* enable-numa"
     ),
     "layers are not split over workers; leave it out": "pp-partition=",
-    "pages have one tier, the memory of the worker; leave it out": (
+    "write --cache-dir and --cache-dir-mib: what was evicted comes back from a file; or leave it out": (
         "enable-hierarchical-cache hicache-ratio= hicache-size= hicache-io-backend= hicache-write-policy= "
         "hicache-mem-layout= hicache-storage-backend= hicache-storage-prefetch-policy= "
-        "hicache-storage-backend-extra-config= enable-lmcache enable-hisparse hisparse-config= "
-        "disaggregation-decode-enable-offload-kvcache cpu-offload-gb= swap-space= kv-offloading-size= "
-        "kv-offloading-backend= offload-group-size= offload-mode= cache-reuse= cache-ram= cram= "
-        "ctx-checkpoints= swa-checkpoints= ctxcp= cache-idle-slots no-cache-idle-slots slot-save= "
-        "enable-hicache hicache-storage= enable-lmcache-mp decode-enable-offload-kvcache "
+        "hicache-storage-backend-extra-config= enable-lmcache kv-offloading-size= kv-offloading-backend= "
+        "enable-hicache hicache-storage= enable-lmcache-mp cache-ram= cram= kv-offloading="
+    ),
+    "pages have no tier but --cache-dir; leave it out": (
+        "enable-hisparse hisparse-config= disaggregation-decode-enable-offload-kvcache cpu-offload-gb= swap-space= "
+        "offload-group-size= offload-mode= cache-reuse= ctx-checkpoints= swa-checkpoints= ctxcp= cache-idle-slots "
+        "no-cache-idle-slots slot-save= decode-enable-offload-kvcache "
         "hierarchical-sparse-attention-extra-config= enable-double-sparsity ds-channel-config-path= "
         "ds-heavy-channel-num= ds-heavy-token-num= ds-heavy-channel-type= ds-sparse-decode-threshold= "
-        "enable-nsa-prefill-context-parallel nsa-prefill-cp-mode= kv-offloading="
+        "enable-nsa-prefill-context-parallel nsa-prefill-cp-mode="
     ),
     "write --speculative-algorithm, and for a head of its own --speculative-draft-model-path": "speculative-config=",
     "--speculative-draft-model-path names the folder of a draft head, which brings its own map of tokens; "
