@@ -21,10 +21,14 @@ KEY = b"k" * KEY_BYTES
 class Quiet:
     """A plane with something to say at every poll."""
 
+    def __init__(self) -> None:
+        self.num_polls = 0
+
     def perform(self, command: TransferCommand, now: float) -> list[TransferReport]:
         return []
 
     def poll(self, now: float) -> list[TransferReport]:
+        self.num_polls += 1
         return [StagingUsed(())]
 
     def is_idle(self) -> bool:
@@ -71,20 +75,31 @@ def copied(plane: TierPlane) -> list[TransferReport]:
     return [report for report in plane.poll(0.0) if not isinstance(report, StagingUsed)]
 
 
-def test_a_long_copy_is_cut_and_loads_go_first() -> None:
-    slots = Slots()
+def test_a_long_load_is_cut_and_the_transport_is_polled_between() -> None:
+    slots, quiet = Slots(), Quiet()
     ticks = iter(range(100))
-    plane = TierPlane(Quiet(), slots, lambda: float(next(ticks)), slice_bytes=20)
+    plane = TierPlane(quiet, slots, lambda: float(next(ticks)), slice_bytes=20)
     assert plane.is_idle()
-    plane.perform(store(1, 5), 0.0)
-    plane.perform(load(2, 0, 1, 2), 0.0)
+    plane.perform(store(1, 25), 0.0)
+    plane.perform(load(2, *range(20)), 0.0)
     assert not plane.is_idle()
     assert copied(plane) == []
-    assert copied(plane) == [PagesLoaded(2, 3, 30, 3.0), PagesStored(1, 10)]
-    assert slots.moved == [("read", 0), ("read", 1), ("read", 2), ("write", 5)]
+    assert (len(slots.moved), quiet.num_polls) == (16, 8)
+    assert copied(plane) == [PagesLoaded(2, 20, 200, 20.0)]
+    assert copied(plane) == [PagesStored(1, 10)]
+    assert slots.moved == [*(("read", slot) for slot in range(20)), ("write", 25)]
     assert plane.is_idle()
     plane.close()
     assert slots.is_closed
+
+
+def test_stores_take_one_slice_at_a_time() -> None:
+    slots = Slots()
+    plane = TierPlane(Quiet(), slots, lambda: 0.0, slice_bytes=20)
+    plane.perform(store(1, 0, 1, 2), 0.0)
+    assert copied(plane) == []
+    assert len(slots.moved) == 2
+    assert copied(plane) == [PagesStored(1, 30)]
 
 
 def test_a_failure_says_how_much_is_good_and_ends_that_copy_only() -> None:

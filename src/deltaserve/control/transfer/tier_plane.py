@@ -1,8 +1,8 @@
 """The data plane of a rank with a file under its tree: what the file takes and gives is copied between polls.
 
 A copy is cut: after `slice_bytes` the transport is polled again, so that transfers of pages do not wait for a long
-load. Loads go before stores, since a request waits for them. No copy depends on another one: what is written or read
-is nobody else's before the report.
+load. Loads go before stores, and several slices of them to a turn of the thread, since a request waits for them. No
+copy depends on another one: what is written or read is nobody else's before the report.
 """
 
 from collections import deque
@@ -21,6 +21,9 @@ from deltaserve.control.transfer.commands import (
 from deltaserve.control.transfer.plane_turns import DataPlane
 from deltaserve.core.errors import DeltaserveError
 from deltaserve.core.ids import PageId
+
+_MORE_SLICES = 7
+"""So many more of a load in one turn: what is asked meanwhile waits for them, and between turns the thread sleeps."""
 
 
 class TierError(DeltaserveError):
@@ -78,7 +81,12 @@ class TierPlane:
         return []
 
     def poll(self, now: float) -> list[TransferReport]:
-        return [*self._plane.poll(now), *self._copy_some()]
+        reports = [*self._plane.poll(now), *self._copy_some()]
+        for _ in range(_MORE_SLICES):
+            if not self._loads:
+                break
+            reports += [*self._plane.poll(now), *self._copy_some()]
+        return reports
 
     def is_idle(self) -> bool:
         return not self._loads and not self._stores and self._plane.is_idle()
