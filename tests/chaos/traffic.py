@@ -33,7 +33,7 @@ REFUSALS = {
 """What a client may be told when processes die and links break, status |-> codes. Never 500, never a wrong answer."""
 _PATH = "/v1/completions"
 _OF_DONE = 4
-"""Of so many questions one says that nobody asks about its document again, which is not always so."""
+"""One question in so many says that nobody asks about its document again, which is not always so."""
 
 
 def _patience_s() -> float:
