@@ -78,6 +78,8 @@ def test_a_file_that_is_spoiled_is_not_believed(tiny_models: Path, folder: Path)
         assert serve_all(server, model, 2) >= first
         assert total(server, LOADED) == 0
         assert total(server, "deltaserve_tier_failures_total") > 0
+        (log,) = folder.glob("deltaserve-*/decode-0.log")
+        assert "does not hold the page that was stored there" in log.read_text()
 
 
 def spoil(pid: int, folder: Path) -> None:

@@ -51,6 +51,7 @@ from deltaserve.process.worker.plane_on_demand import PlaneOnDemand
 from deltaserve.process.worker.rank_group import GroupExecutor, RankProcesses
 from deltaserve.process.worker.rank_process import RankParts, RankSeat
 from deltaserve.process.worker.rank_spec import meeting_point, rank_device
+from deltaserve.process.worker.tier_log import TierLog
 from deltaserve.process.worker.transports import open_transport
 from deltaserve.process.worker.worker_process import WorkerParts
 from deltaserve.process.worker.worker_spec import WorkerSpec, read_secret
@@ -317,7 +318,7 @@ def _plane(
 
     store = None if spec.cache_dir is None else _cache_file(spec, spec.cache_dir, executor, shard)
     plane = PlaneOnDemand(open_now) if spec.role is Role.UNIFIED else open_now()
-    return plane if store is None else TierPlane(plane, store, time.monotonic)
+    return plane if store is None else TierLog(TierPlane(plane, store, time.monotonic))
 
 
 def _cache_file(spec: WorkerSpec, folder: str, executor: TorchExecutor, shard: Shard) -> CacheFile:
