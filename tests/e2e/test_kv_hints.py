@@ -1,4 +1,5 @@
-"""Hints over HTTP and through real workers: what a client is done with is evicted before what it is not."""
+"""Hints over HTTP and through real workers: what a client is done with is evicted before what it is not, and what it
+comes back to behind it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,4 +44,19 @@ def test_a_branch_that_is_done_goes_before_an_older_one(server: Server) -> None:
     assert again.tokens == first.tokens
     assert again.cached_len >= PROMPT_LEN - PAGE
     assert server.complete(over, 8).cached_len < PROMPT_LEN - PAGE
+    server.wait_quiet()
+
+
+def test_a_conversation_whose_tool_runs_stays_while_others_pass_through(server: Server) -> None:
+    """Six others go through what is left of the pool, and take nothing of it."""
+    kept = prompt(36)[: 15 * PAGE]
+    first = server.complete(kept, 8, kv_hints={"retain_s": 600})
+    assert first.usage["kv_hints"] == {"retain_s": "accepted"}
+    for number in range(37, 43):
+        server.complete(prompt(number), 8)
+    again = server.complete(kept, 8, kv_hints={"done": True})
+    assert again.tokens == first.tokens
+    assert again.cached_len >= 14 * PAGE
+    too_long = server.complete(prompt(43), 8, kv_hints={"retain_s": 600})
+    assert too_long.usage["kv_hints"]["retain_s"] == "clipped"
     server.wait_quiet()

@@ -21,10 +21,10 @@ class Served:
     """A tree that requests of two tenants go through, one after the other. Its nodes have one page each: what is used
     is told from what is not page by page."""
 
-    def __init__(self, policy: KvEviction) -> None:
-        self.toy = Toy(page_size=1, pool_pages=(NUM_PAGES,), eviction=policy)
+    def __init__(self, policy: KvEviction, num_pages: int = NUM_PAGES) -> None:
+        self.toy = Toy(page_size=1, pool_pages=(num_pages,), eviction=policy)
 
-    def serve(self, namespace: Namespace, word: str, *, is_done: bool) -> int:
+    def serve(self, namespace: Namespace, word: str, *, is_done: bool = False, seconds: float = 0.0) -> int:
         """Returns the hits. It gets its memory, whatever was hinted."""
         toy = self.toy
         match = toy.match(word, namespace)
@@ -37,6 +37,8 @@ class Served:
             beside.append(toy.lease(word[:end], namespace))  # a page that is leased to its end does not grow
         for other in beside:
             toy.cache.release(other)
+        if seconds:
+            toy.cache.retain(lease, seconds)
         (toy.cache.retire if is_done else toy.cache.release)(lease)
         toy.cache.check_integrity()
         return match.num_pages
@@ -73,3 +75,18 @@ def test_who_hints_nothing_is_given_up_in_the_order_of_the_policy(asks: list[Ask
         served.serve(name, word, is_done=False)
         order = served.toy.cache._order
         assert list(order) == list(order._rest)
+
+
+@given(asks=ASKS)
+def test_who_keeps_all_it_can_leaves_three_quarters_to_others(asks: list[Ask]) -> None:
+    """Under lru Bob, who keeps nothing, has whatever he would have in a pool of three quarters where nobody does; and
+    all of the pool when he needs it."""
+    plain, keeping = Served(KvEviction.LRU, NUM_PAGES - NUM_PAGES // 4), Served(KvEviction.LRU)
+    for name, word, _ in asks:
+        plain.serve(name, word)
+        keeping.serve(name, word, seconds=60.0 if name == ALICE else 0.0)
+        assert keeping.toy.cache.num_retained <= NUM_PAGES // 4
+        assert plain.pages_of(BOB) <= keeping.pages_of(BOB)
+    word = "".join(chr(ord("A") + i) for i in range(NUM_PAGES))
+    assert keeping.serve(BOB, word) == 0
+    assert len(keeping.pages_of(BOB)) == NUM_PAGES

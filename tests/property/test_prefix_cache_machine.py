@@ -82,6 +82,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         self.cache = self.toy.cache
         self.tree: dict[Path, Held_pages] = {}
         self.held: list[Held] = []
+        self.now = 0
         self.stale: list[tuple[Match, str]] = []
         self.pins: list[tuple[PagePool, tuple[PageId, ...]]] = []
         self.known: set[bytes] = set()
@@ -322,11 +323,16 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             assert (held.firsts[pool], held.pages[pool]) == (first, pages[pool][first - firsts[pool] :])
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), is_done=st.booleans())
-    def release(self, data: st.DataObject, is_done: bool) -> None:
-        """`is_done`: of a conversation that nobody comes back to."""
+    @rule(data=st.data(), is_done=st.booleans(), seconds=st.sampled_from([0, 0, 1, 3, 20]), passed=st.integers(0, 4))
+    def release(self, data: st.DataObject, is_done: bool, seconds: int, passed: int) -> None:
+        """`is_done`: of a conversation that nobody comes back to; `seconds`: of one that goes on within so long."""
         held = data.draw(st.sampled_from(self.held))
         self.held.remove(held)
+        self.now += passed
+        self.cache.tell_time(float(self.now))
+        if seconds:
+            assert self.cache.retain(held.lease, seconds) <= held.lease.num_pages
+            assert self.cache.num_retained <= self.cache.pools[FULL_POOL].num_pages // 2
         if is_done:
             num_own = sum(held.namespace == name and held.word.startswith(word) for name, word in self.tree)
             assert self.cache.retire(held.lease) <= num_own

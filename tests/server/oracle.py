@@ -17,7 +17,7 @@ from deltaserve.control.front.client import (
     UnknownWorker,
 )
 from deltaserve.core.errors import FailReason, RequestFailed
-from deltaserve.core.hints import NO_HINTS, HintAnswer, HintOutcome, KvHints
+from deltaserve.core.hints import NO_HINTS, Hint, HintAnswer, HintOutcome, KvHints
 from deltaserve.core.ids import Role, Room
 from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.core.tokens import unpack_u32
@@ -192,6 +192,12 @@ class OracleEngine:
         return EngineStats(rooms=7)
 
 
+def accepted(hints: KvHints) -> HintAnswer | None:
+    if hints == NO_HINTS:
+        return None
+    return HintAnswer(hint=Hint.DONE if hints.done else Hint.RETAIN, outcome=HintOutcome.ACCEPTED)
+
+
 def usage_of(prompt_len: int, output_len: int, hints: KvHints = NO_HINTS) -> Usage:
     """What the engine reports: 3/4 of the prompt cached on decode, half of it on prefill, each hint accepted."""
     return Usage(
@@ -205,6 +211,6 @@ def usage_of(prompt_len: int, output_len: int, hints: KvHints = NO_HINTS) -> Usa
         transfer_s=0.125,
         decode_queue_s=0.0625,
         worker_wait_s=0.125,
-        done_hint=HintAnswer(outcome=HintOutcome.ACCEPTED) if hints.done else None,
+        hint=accepted(hints),
         first_token_s=1.0,
     )

@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from deltaserve.core.hints import NO_HINTS, HintAnswer, HintOutcome, KvHints
+from deltaserve.core.hints import NO_HINTS, Hint, HintAnswer, HintOutcome, KvHints
 from deltaserve.core.wire.messages import Usage
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
 from deltaserve.server.usage import Count, hint_answers
+from tests.server.agents import MESSAGES_TOOL
 from tests.server.conftest import MODEL, served
 from tests.server.corpus import JSON, chat, completion, generate
 from tests.server.corpus_agents import message, response
@@ -28,7 +29,15 @@ MAKERS: dict[str, Callable[[Mapping[str, object]], bytes]] = {
 @pytest.mark.parametrize("path", MAKERS)
 @pytest.mark.parametrize(
     ("given", "hints"),
-    [({"done": True}, KvHints(done=True)), ({"done": False}, NO_HINTS), ({"done": None}, NO_HINTS), ({}, NO_HINTS)],
+    [
+        ({"done": True}, KvHints(done=True)),
+        ({"done": False}, NO_HINTS),
+        ({"done": None}, NO_HINTS),
+        ({}, NO_HINTS),
+        ({"retain_s": 300}, KvHints(retain_ms=300_000)),
+        ({"retain_s": 0.0001, "done": False}, KvHints(retain_ms=1)),
+        ({"retain_s": None}, NO_HINTS),
+    ],
 )
 async def test_hints_reach_the_workers(
     codec: TextCodec, path: str, given: Mapping[str, object], hints: KvHints
@@ -50,6 +59,12 @@ async def test_hints_reach_the_workers(
         ({"done": 1}, "kv_hints.done"),
         ({"done": "yes"}, "kv_hints.done"),
         ({"prefetch": True}, "kv_hints.prefetch"),
+        ({"retain_s": 0}, "kv_hints.retain_s"),
+        ({"retain_s": -1.5}, "kv_hints.retain_s"),
+        ({"retain_s": "5m"}, "kv_hints.retain_s"),
+        ({"retain_s": True}, "kv_hints.retain_s"),
+        ({"retain_s": 1e12}, "kv_hints.retain_s"),
+        ({"retain_s": 60, "done": True}, "kv_hints"),
     ],
 )
 async def test_wrong_hints_are_refused_by_name(codec: TextCodec, path: str, given: object, param: str) -> None:
@@ -60,6 +75,46 @@ async def test_wrong_hints_are_refused_by_name(codec: TextCodec, path: str, give
     assert param in error["message"] if path == "/v1/messages" else error["param"] == param
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("fields", "retain_s"),
+    [
+        ({"cache_control": {"type": "ephemeral"}}, 300),
+        ({"system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral", "ttl": "5m"}}]}, 300),
+        (
+            {
+                "tools": [{**MESSAGES_TOOL, "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+                "tool_choice": {"type": "none"},
+            },
+            3600,
+        ),
+        (
+            {
+                "cache_control": {"type": "ephemeral", "ttl": [1]},
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+                            {"type": "text", "text": "!", "cache_control": None},
+                        ],
+                    }
+                ],
+            },
+            3600,
+        ),
+        ({"cache_control": {"type": "ephemeral"}, "kv_hints": {"done": True}}, 0),
+        ({"cache_control": None, "system": "Be brief."}, 0),
+    ],
+)
+async def test_marks_of_prompt_caching_are_hints(codec: TextCodec, fields: Mapping[str, object], retain_s: int) -> None:
+    engine = OracleEngine()
+    async with served(codec, engine, ServerSettings(MODEL)) as case:
+        reply = await case.client.post("/v1/messages", content=message(fields), headers=JSON)
+        assert reply.status_code == 200, reply.text
+    assert [generation.hints.retain_ms for generation in engine.opened] == [retain_s * 1000]
+
+
 def answered(told: Mapping[str, object]) -> object:
     """What a body, or the last event that has one, says of hints."""
     usage = told.get("meta_info") or told.get("usage") or {}
@@ -68,25 +123,39 @@ def answered(told: Mapping[str, object]) -> object:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("path", MAKERS)
-async def test_the_usage_says_what_became_of_it(codec: TextCodec, path: str) -> None:
+@pytest.mark.parametrize(("hint", "value"), [("done", True), ("retain_s", 60)])
+async def test_the_usage_says_what_became_of_it(codec: TextCodec, path: str, hint: str, value: object) -> None:
     async with served(codec, OracleEngine(), ServerSettings(MODEL)) as case:
-        fields: dict[str, object] = {"kv_hints": {"done": True}}
+        fields: dict[str, object] = {"kv_hints": {hint: value}}
         reply = await case.client.post(path, content=MAKERS[path](fields), headers=JSON)
-        assert answered(reply.json()) == {"done": "accepted"}
+        assert answered(reply.json()) == {hint: "accepted"}
         plain = await case.client.post(path, content=MAKERS[path]({}), headers=JSON)
         assert answered(plain.json()) is None
         stream = await case.client.post(path, content=MAKERS[path](fields | {"stream": True}), headers=JSON)
         lines = [line.removeprefix("data: ") for line in stream.text.splitlines() if line.startswith("data: {")]
         events = [json.loads(line) for line in lines]
         told = [answer for event in events if (answer := answered(event) or answered(event.get("response") or {}))]
-        assert told[-1:] == [{"done": "accepted"}]
+        assert told[-1:] == [{hint: "accepted"}]
         metrics = (await case.client.get("/metrics")).text
-    assert 'deltaserve_kv_hints_total{hint="done",outcome="accepted"} 2.0' in metrics
+    assert f'deltaserve_kv_hints_total{{hint="{hint}",outcome="accepted"}} 2.0' in metrics
 
 
-def test_one_sample_that_refuses_a_hint_refuses_it() -> None:
-    refused = HintAnswer(outcome=HintOutcome.REFUSED, reason="why")
-    answers = (HintAnswer(outcome=HintOutcome.ACCEPTED), refused, None)
-    counted = {at: Count(1, Usage(prompt_len=1, output_len=1, done_hint=each)) for at, each in enumerate(answers)}
-    assert hint_answers(counted) == {"kv_hints": {"done": "refused", "reason": "why"}}
-    assert hint_answers({0: Count(), 1: counted[2]}) == {}
+def test_of_several_samples_the_least_is_told() -> None:
+    """What one refuses is refused, what one clips is clipped."""
+    refused, clipped, accepted = (
+        HintAnswer(hint=Hint.RETAIN, outcome=outcome, reason=reason)
+        for outcome, reason in (
+            (HintOutcome.REFUSED, "why"),
+            (HintOutcome.CLIPPED, "share"),
+            (HintOutcome.ACCEPTED, ""),
+        )
+    )
+
+    def told(*answers: HintAnswer | None) -> object:
+        return hint_answers(
+            {at: Count(1, Usage(prompt_len=1, output_len=1, hint=each)) for at, each in enumerate(answers)}
+        )
+
+    assert told(accepted, refused, None, clipped) == {"kv_hints": {"retain_s": "refused", "reason": "why"}}
+    assert told(accepted, clipped) == {"kv_hints": {"retain_s": "clipped", "reason": "share"}}
+    assert told(None) == hint_answers({0: Count()}) == {}

@@ -51,6 +51,7 @@ _ENDED = "deltaserve.control.engine.ended"
 _POOL = "deltaserve.control.cache.allocator"
 _TREE = "deltaserve.control.cache.prefix_cache"
 _EVICTION = "deltaserve.control.cache.eviction"
+_RETENTION = "deltaserve.control.cache.retention_hints"
 _RADIX = "deltaserve.control.cache.radix"
 _TAILS = "deltaserve.control.cache.tails"
 _BUDGET = "deltaserve.control.sched.budget"
@@ -102,6 +103,11 @@ FOUND_BY_TESTS = {
     "answer_awaited_for_ever": _BACK + "test_a_stopped_writer_is_waited_for_no_longer_than_ten_seconds",
     "other_pages_of_the_answer": _BACK + "test_prefill_computes_the_next_turn_from_it",
     "answer_behind_a_gap": _BACK + "test_what_arrives_behind_an_evicted_prefix_is_freed",
+    "kept_by_a_tenant_without_bound": "property/test_hint_fairness.py::"
+    "test_who_keeps_all_it_can_leaves_three_quarters_to_others",
+    "kept_below_what_goes": "control/cache/test_eviction.py::"
+    "test_an_order_holds_exactly_what_is_unlocked_and_keeps_the_law",
+    "kept_for_ever": "control/engine/test_hints.py::test_what_is_kept_for_a_while_goes_last_on_both_sides",
     "answer_of_another_namespace": _BACK + "test_an_answer_stays_in_its_namespace",
     "void_load_is_used": _FILE + "test_what_was_forgotten_while_it_was_read_is_not_used",
 }
@@ -1190,9 +1196,24 @@ MUTANTS = (
         "done_lease_ends_twice",
         "C1",
         _BUDGET,
-        "            lease, request.lease = request.lease, None\n",
-        "            lease = request.lease\n",
+        "            request.lease = None\n            self._cache.retire(lease)\n",
+        "            self._cache.retire(lease)\n",
     ),
+    Mutant(
+        "kept_by_a_tenant_without_bound",
+        "C4",
+        _RETENTION,
+        "self._most_of_one - self._of[namespace]",
+        "self._most_of_one",
+    ),
+    Mutant(
+        "kept_below_what_goes",
+        "C4",
+        _RETENTION,
+        "            self.keep(upper, self._until[node])\n",
+        "            pass\n",
+    ),
+    Mutant("kept_for_ever", "C4", _CORE, "        self.parts.cache.tell_time(now)\n", ""),
     Mutant(
         "done_is_not_taken_back",
         "C4",

@@ -10,21 +10,34 @@ class KvHints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     done: bool = False
     """No further turn comes: what no other request shares of its path is evicted before all else."""
+    retain_ms: int = 0
+    """The next turn comes within so long: its path is evicted behind what nobody keeps. 0: nothing is said."""
 
 
 NO_HINTS = KvHints()
+MAX_RETAIN_MS = 3_600_000
+"""Longest time that a path is kept for; what is asked beyond it is clipped."""
+
+
+class Hint(Enum):
+    """Hints, by the names that clients give them."""
+
+    DONE = "done"
+    RETAIN = "retain_s"
 
 
 class HintOutcome(Enum):
     """What became of a hint."""
 
     ACCEPTED = "accepted"
+    CLIPPED = "clipped"
     REFUSED = "refused"
 
 
 class HintAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What decode says of one hint."""
 
+    hint: Hint
     outcome: HintOutcome
     reason: str = ""
-    """Why it was refused."""
+    """Why it was clipped or refused."""

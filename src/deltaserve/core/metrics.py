@@ -13,6 +13,7 @@ HELP: Mapping[str, str] = {
     "deltaserve_pages_evicted_total": "Cached pages that were evicted",
     "deltaserve_pages_flushed_total": "Cached pages that a flush dropped",
     "deltaserve_pages_retired_total": "Cached pages of the first pool whose clients said that no next turn comes",
+    "deltaserve_pages_retained": "Cached pages of the first pool that clients asked to keep for a while",
     "deltaserve_leases": "Leases on prefixes of the tree",
     "deltaserve_num_running_reqs": "Requests in the batch",
     "deltaserve_num_queue_reqs": "Requests waiting for memory or a row",

@@ -1,15 +1,16 @@
 """A validated request: from its fields to prompts as ids, and one Generation for each sample to make."""
 
+import math
 import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from deltaserve.control.front.client import Generation, Limits
-from deltaserve.core.hints import KvHints
+from deltaserve.core.hints import NO_HINTS, KvHints
 from deltaserve.core.ids import Namespace, Role, Room
 from deltaserve.core.tokens import pack_u32
 from deltaserve.core.wire.messages import CacheUse
@@ -23,6 +24,10 @@ from deltaserve.server.text.sample_text import TextOptions
 from deltaserve.server.text.text_codec import TextCodec
 
 MAX_SALT_BYTES = 256
+
+
+_MAX_HINTED_S = 31_536_000
+"""A year: what is meant is a number of seconds, and no date."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,8 @@ class KvHintFields(BodyPart):
 
     done: bool | None = None
     """No further turn of this conversation comes."""
+    retain_s: float | None = Field(default=None, gt=0, le=_MAX_HINTED_S)
+    """Its next turn comes within so many seconds: a tool runs meanwhile, or its user reads."""
 
 
 class Common(ConstraintFields):
@@ -218,7 +225,7 @@ def compose(
     samples: list[Sample] = []
     namespace = salted(salted(asker.namespace, body.cache_salt), body.extra_key or None, "extra_key")
     cache = CacheUse.BYPASS if body.no_cache else CacheUse.NORMAL
-    hints = KvHints(done=bool(body.kv_hints and body.kv_hints.done))
+    hints = _hints(body.kv_hints)
     for prompt, each in zip(prompts, asked, strict=True):
         tokens = pack_u32(prompt.tokens)
         first = resolve(body, each, asker.codec, asker.limits.vocab_size, grammar)
@@ -242,6 +249,15 @@ def compose(
         ),
         constraint=constraint,
     )
+
+
+def _hints(given: KvHintFields | None) -> KvHints:
+    """Raises ApiError 400 where one hint contradicts another."""
+    if given is None:
+        return NO_HINTS
+    if given.done and given.retain_s is not None:
+        raise invalid("kv_hints", "kv_hints: done says that no further turn comes, retain_s that one does")
+    return KvHints(done=bool(given.done), retain_ms=math.ceil(1000 * (given.retain_s or 0)))
 
 
 def _check_stream(body: Common) -> None:

@@ -101,8 +101,8 @@ class JobRecord:
             metrics.queue_s.observe(count.report.queue_s)
             metrics.prefill_s.observe(count.report.prefill_s)
             metrics.transfer_s.observe(count.report.transfer_s)
-            if count.report.done_hint is not None:
-                metrics.hints.labels("done", count.report.done_hint.outcome.value).inc()
+            if (told := count.report.hint) is not None:
+                metrics.hints.labels(told.hint.value, told.outcome.value).inc()
 
     def _count_prompt(self, piece: TextPiece) -> None:
         """A sample's prompt counts once, when it is known to be computed, whatever becomes of its answer."""

@@ -28,6 +28,8 @@ Counted = Mapping[int, Count]
 _DIGITS = 6
 """Decimal places of seconds: clocks of different processes know no more."""
 
+_WORSE = (HintOutcome.ACCEPTED, HintOutcome.CLIPPED, HintOutcome.REFUSED)
+
 
 def cached_len(usage: Usage) -> int:
     """Prompt tokens that were found in a cache, on whichever side held more."""
@@ -74,13 +76,14 @@ def timings(index: int, usage: Usage) -> dict[str, object]:
 
 
 def hint_answers(counted: Counted) -> dict[str, object]:
-    """What became of the hints, for a usage; nothing where none were given. What one sample refused is refused."""
+    """What became of the hint, for a usage; nothing where none was given. What one sample refused is refused, and what
+    one clipped clipped."""
     reports = [count.report for _, count in sorted(counted.items())]
-    answers = [report.done_hint for report in reports if report is not None and report.done_hint is not None]
+    answers = [report.hint for report in reports if report is not None and report.hint is not None]
     if not answers:
         return {}
-    told = next((answer for answer in answers if answer.outcome is HintOutcome.REFUSED), answers[0])
-    return {"kv_hints": {"done": told.outcome.value, **({"reason": told.reason} if told.reason else {})}}
+    told = max(answers, key=lambda answer: _WORSE.index(answer.outcome))
+    return {"kv_hints": {told.hint.value: told.outcome.value, **({"reason": told.reason} if told.reason else {})}}
 
 
 def logprob_entries(

@@ -80,6 +80,8 @@ class Clients:
     """Fingerprints of the models that workers of this run have had."""
     _done_share: float = 0.0
     """Share of requests that say that no further turn comes; some do after all."""
+    _retain_share: float = 0.0
+    """Share of the others that say that one comes soon, which some do not."""
     _num_over: int = 0
     """How many of the first requests are known to be over."""
     _documents: list[list[int]] = field(default_factory=list)
@@ -87,6 +89,7 @@ class Clients:
     def __post_init__(self) -> None:
         if self.hints.hits(1 / 3):
             self._done_share = self.hints.choose((0.2, 0.5, 1.0))
+            self._retain_share = self.hints.choose((0.0, 0.5, 1.0))
 
     # ------------------------------------------------------------ asking
 
@@ -110,9 +113,15 @@ class Clients:
         self.counts.update(flaws)
         for _ in range(self.chance.between(1, traffic.max_samples)):
             sampling = self._wishing(SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0), prompt, namespace)
-            hints = KvHints(done=self.hints.hits(self._done_share))
+            hints = self._hints()
             wanted = Generation(room_of(0), pack_u32(prompt), namespace, sampling, deadline_s, cache, hints=hints)
             self.submit(front, wanted, now, flaws)
+
+    def _hints(self) -> KvHints:
+        is_done = self.hints.hits(self._done_share)
+        if is_done or not self.hints.hits(self._retain_share):
+            return KvHints(done=is_done)
+        return KvHints(retain_ms=int(1000 * self.hints.log_uniform(0.01, 20.0)))
 
     def _wishing(self, sampling: SamplingParams, prompt: list[int], namespace: Namespace) -> SamplingParams:
         """Grammars, log-probabilities, of the prompt too, ids that end the output: some that come, some that do not."""

@@ -6,6 +6,7 @@ import pytest
 
 from deltaserve.control.cache.eviction import KvEviction, LruOrder
 from deltaserve.control.cache.radix import Node
+from deltaserve.core.ids import Namespace
 from deltaserve.core.lifetime import KEEP_ALL
 from tests.control.cache.toys import ALICE, BOB, STATE, Toy, window
 
@@ -195,16 +196,81 @@ def test_states_and_windows_of_a_branch_go_first_as_well() -> None:
     assert (toy.hit("abcd"), toy.hit("efgh")) == ("abcd", "")
 
 
+def kept(toy: Toy, word: str, seconds: float, namespace: Namespace = ALICE) -> int:
+    """As `store`, of a conversation that goes on within so long; how many of its pages are kept."""
+    lease = toy.cache.lease(toy.match(word, namespace))
+    tokens, keys = toy.text(word, namespace)
+    lease = toy.cache.insert(lease, namespace, tokens, keys, toy.allocate(len(word) - lease.num_pages)).lease
+    num_pages = toy.cache.retain(lease, seconds)
+    toy.cache.release(lease)
+    toy.cache.check_integrity()
+    return num_pages
+
+
+@pytest.mark.parametrize("policy", KvEviction)
+def test_what_is_kept_goes_last_until_its_time_is_over(policy: KvEviction) -> None:
+    toy = toy_of(policy, 20)
+    assert kept(toy, "abcd", 5.0) == 4
+    store(toy, "efgh")
+    toy.cache.evict([3])
+    assert (toy.hit("abcd"), toy.hit("efgh")) == ("abcd", "e")
+    store(toy, "efgh")
+    toy.cache.tell_time(4.9)
+    assert toy.cache.num_retained == 4
+    toy.cache.tell_time(5.0)
+    toy.cache.check_integrity()
+    assert toy.cache.num_retained == 0
+    toy.cache.release(toy.cache.lease(toy.match("efgh")))
+    toy.cache.evict([3])
+    assert (toy.hit("abcd"), toy.hit("efgh")) == ("a", "efgh")
+
+
+@pytest.mark.parametrize("policy", KvEviction)
+def test_memory_that_is_needed_is_had_of_what_is_kept(policy: KvEviction) -> None:
+    toy = toy_of(policy, 20)
+    kept(toy, "abcd", 5.0)
+    assert toy.cache.evict([2]) == (2,)
+    assert (toy.hit("abcd"), toy.cache.num_retained) == ("ab", 2)
+    toy.cache.check_integrity()
+
+
+@pytest.mark.parametrize("policy", KvEviction)
+def test_a_tenant_keeps_a_quarter_and_all_of_them_half(policy: KvEviction) -> None:
+    """What is kept of a path is its beginning."""
+    toy = toy_of(policy, 20)
+    assert kept(toy, "abcdefg", 5.0) == 5
+    assert toy.cache.may_retain(ALICE) == 0
+    assert kept(toy, "abcdxy", 9.0) == 4, "they are kept already: for longer"
+    assert kept(toy, "xyz", 5.0) == 0
+    assert kept(toy, "abcdef", 5.0, BOB) == 5
+    assert toy.cache.may_retain(Namespace("carol")) == 0
+    toy.cache.tell_time(5.0)
+    toy.cache.check_integrity()
+    assert (toy.cache.num_retained, toy.cache.may_retain(ALICE), toy.cache.may_retain(BOB)) == (4, 1, 5)
+
+
+@pytest.mark.parametrize("policy", KvEviction)
+def test_who_is_done_keeps_nothing(policy: KvEviction) -> None:
+    toy = toy_of(policy, 20)
+    kept(toy, "abcd", 5.0)
+    store(toy, "wxyz")
+    assert done(toy, "abcdef") == 6
+    assert toy.cache.num_retained == 0
+    toy.cache.evict([6])
+    assert (toy.hit("wxyz"), toy.hit("abcdef")) == ("wxyz", "")
+
+
 @pytest.mark.parametrize("policy", KvEviction)
 @pytest.mark.parametrize("seed", range(5))
 def test_an_order_holds_exactly_what_is_unlocked_and_keeps_the_law(policy: KvEviction, seed: int) -> None:
     """Words of few letters share much; leases come and go across each other. The cache recounts after each."""
     draw, toy = random.Random(seed), toy_of(policy, 30)
     leases = []
-    for _ in range(300):
+    for now in range(300):
+        toy.cache.tell_time(float(now))
         word = "".join(draw.choice("ab") for _ in range(draw.randrange(1, 9)))
         namespace = draw.choice((ALICE, BOB))
-        match draw.randrange(5):
+        match draw.randrange(6):
             case 0:
                 leases.append(toy.cache.lease(toy.match(word, namespace)))
             case 1 if leases:
@@ -213,6 +279,9 @@ def test_an_order_holds_exactly_what_is_unlocked_and_keeps_the_law(policy: KvEvi
                 store(toy, word)
             case 3 if leases:
                 toy.cache.retire(leases.pop(draw.randrange(len(leases))))
+            case 4 if leases:
+                lease = leases[draw.randrange(len(leases))]
+                assert toy.cache.retain(lease, draw.uniform(0, 40.0)) <= lease.num_pages
             case _:
                 toy.cache.evict([draw.randrange(4)])
         toy.cache.check_integrity()

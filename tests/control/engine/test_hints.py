@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from deltaserve.core.hints import HintAnswer, HintOutcome, KvHints
+from deltaserve.core.hints import Hint, HintAnswer, HintOutcome, KvHints
 from deltaserve.core.wire.messages import CacheUse, Offer, WriteBack
 from deltaserve.sim.cluster import Cluster, Shape
 from tests.control.engine.duo import DECODE, PREFILL, Duo
@@ -49,16 +49,16 @@ def test_the_offer_says_it_and_no_answer_is_written_back() -> None:
 @pytest.mark.parametrize(
     ("shape", "cache", "answer"),
     [
-        (SHAPE, CacheUse.NORMAL, HintAnswer(outcome=HintOutcome.ACCEPTED)),
+        (SHAPE, CacheUse.NORMAL, HintAnswer(hint=Hint.DONE, outcome=HintOutcome.ACCEPTED)),
         (
             SHAPE,
             CacheUse.BYPASS,
-            HintAnswer(outcome=HintOutcome.REFUSED, reason="no_cache: nothing is left in a cache"),
+            HintAnswer(hint=Hint.DONE, outcome=HintOutcome.REFUSED, reason="no_cache: nothing is left in a cache"),
         ),
         (
             replace(SHAPE, radix_cache=False),
             CacheUse.NORMAL,
-            HintAnswer(outcome=HintOutcome.REFUSED, reason="decode keeps no cache of prefixes"),
+            HintAnswer(hint=Hint.DONE, outcome=HintOutcome.REFUSED, reason="decode keeps no cache of prefixes"),
         ),
     ],
 )
@@ -66,10 +66,10 @@ def test_decode_says_what_becomes_of_it(shape: Shape, cache: CacheUse, answer: H
     duo = Duo(shape)
     asked = duo.ask(HEAD, 3, cache=cache, hints=DONE)
     duo.settle(asked)
-    assert asked.usage.done_hint == answer
+    assert asked.usage.hint == answer
     silent = duo.ask(HEAD, 3, cache=cache)
     duo.settle(silent)
-    assert silent.usage.done_hint is None
+    assert silent.usage.hint is None
     assert bool(duo.metrics(DECODE)[RETIRED]) is (answer.outcome is HintOutcome.ACCEPTED)
 
 
@@ -111,3 +111,39 @@ def test_a_retracted_request_is_not_at_its_end() -> None:
     assert all(not retired for num_rooms, _, retired in seen if num_rooms == 2)
     assert seen[-1][2] > 0
     cluster.check()
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_what_is_kept_for_a_while_goes_last_on_both_sides(is_told: bool) -> None:
+    """The first conversation was used before the other, and its next turn comes."""
+    duo = Duo(SHAPE)
+    first, last = [60, *range(2, 16)], [70, *range(2, 16)]
+    duo.serve(first, 2, hints=KvHints(retain_ms=60_000 * is_told))
+    duo.serve(last, 2)
+    for name in (DECODE, PREFILL):
+        assert bool(duo.metrics(name)["deltaserve_pages_retained"]) is is_told
+    kept = hit_after_losing(duo, 3, first)
+    assert (kept == (12, 12)) is is_told
+    duo.run(61.0)
+    assert all(duo.metrics(name)["deltaserve_pages_retained"] == 0 for name in (DECODE, PREFILL))
+    duo.cluster.check()
+
+
+@pytest.mark.parametrize(
+    ("retain_ms", "length", "outcome"),
+    [
+        (1_000, 15, HintOutcome.ACCEPTED),
+        (3_600_000, 15, HintOutcome.ACCEPTED),
+        (3_600_001, 15, HintOutcome.CLIPPED),
+        (1_000, 70, HintOutcome.CLIPPED),
+    ],
+)
+def test_decode_says_how_much_is_kept(retain_ms: int, length: int, outcome: HintOutcome) -> None:
+    """A tenant keeps 15 of 60 pages."""
+    duo = Duo(SHAPE)
+    asked = duo.serve([1 + i % 90 for i in range(length)], 2, hints=KvHints(retain_ms=retain_ms))
+    told = asked.usage.hint
+    assert told is not None
+    assert (told.hint, told.outcome) == (Hint.RETAIN, outcome)
+    assert bool(told.reason) is (outcome is not HintOutcome.ACCEPTED)
+    assert duo.metrics(DECODE)["deltaserve_pages_retained"] <= 15

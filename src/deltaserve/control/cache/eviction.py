@@ -1,4 +1,5 @@
-"""Order in which unlocked nodes are given up: a policy is a row of ORDERS, behind what its users are done with.
+"""Order in which unlocked nodes are given up: a policy is a row of ORDERS, behind what its users are done with, and
+before what they asked to keep.
 
 Law of every policy: a node stands after every node below it, so the first one is always a leaf, and finding what to
 evict takes constant time whatever the size of the tree. It holds because use of a path is noted leaf first, root last,
@@ -178,20 +179,24 @@ class SegmentedLruOrder(EvictionOrder):
             once.add(node)
 
 
-class DoneFirstOrder(EvictionOrder):
-    """What nobody comes back to, in order of its end, then all others as `rest` has them.
+class HintedOrder(EvictionOrder):
+    """What nobody comes back to, in order of its end, then all others as `rest` has them, then what is kept for a
+    while, least recently used first.
 
-    A node comes here with all that is below it, and leaves by its next use, which its ancestors share: the law holds
-    across the two. Its `reused` is unset, so it returns to `rest` as what one request has used.
+    A node is done with all that is below it, and leaves by its next use, which its ancestors share; it is kept with all
+    that is above it: so the law holds across the three. The `reused` of one that is done is unset, so it returns to
+    `rest` as what one request has used.
     """
 
     def __init__(self, rest: EvictionOrder) -> None:
         self._rest = rest
         self._done: OrderedDict[Node, None] = OrderedDict()
+        self._kept: OrderedDict[Node, None] = OrderedDict()
 
     def __iter__(self) -> Iterator[Node]:
         yield from self._done
         yield from self._rest
+        yield from self._kept
 
     def retire(self, leaf: Node) -> tuple[Node, ...]:
         """Bring forward what no other path shares of the one to `leaf`, as far as it is unlocked; leaf first."""
@@ -199,7 +204,7 @@ class DoneFirstOrder(EvictionOrder):
         step = leaf
         while step.parent is not None and not step.locks and not step.shared and self._all_done(step.children.values()):
             if step not in self._done:
-                self._rest.remove(step)
+                self.remove(step)
                 step.reused = False
                 self._done[step] = None
             branch.append(step)
@@ -214,20 +219,34 @@ class DoneFirstOrder(EvictionOrder):
         is_cut = end < node.end and node in self._done
         self.touch_path(node.parent if is_cut and node.parent is not None else node)
 
+    def keep_no_longer(self, node: Node) -> None:
+        """`node`, which may stand here, is kept no longer: it becomes the most recent of the others. Callers go from
+        leaf to root."""
+        if node in self._kept:
+            del self._kept[node]
+            self._rest.add(node)
+
     def add(self, node: Node) -> None:
-        self._rest.add(node)
+        if node.kept:
+            self._kept[node] = None
+        else:
+            self._rest.add(node)
 
     def add_upper(self, node: Node) -> None:
-        self._rest.add_upper(node)
+        if node.kept:
+            self._kept[node] = None
+        else:
+            self._rest.add_upper(node)
 
     def remove(self, node: Node) -> None:
-        if node in self._done:
-            del self._done[node]
-        else:
-            self._rest.remove(node)
+        for own in (self._done, self._kept):
+            if node in own:
+                del own[node]
+                return
+        self._rest.remove(node)
 
     def resized(self, node: Node) -> None:
-        if node not in self._done:
+        if node not in self._done and node not in self._kept:
             self._rest.resized(node)
 
     def check_integrity(self) -> None:
@@ -236,6 +255,8 @@ class DoneFirstOrder(EvictionOrder):
             raise IntegrityError("a node is to be evicted before one below it")
         if any(node.reused for node in self._done):
             raise IntegrityError("a node that nobody comes back to is said to be used again")
+        if not all(node.kept for node in self._kept) or any(node.kept for node in (*self._done, *self._rest)):
+            raise IntegrityError("a node that is kept for a while stands elsewhere, or another one there")
 
     def _all_done(self, nodes: Collection[Node]) -> bool:
         return all(node in self._done for node in nodes)
@@ -244,6 +265,8 @@ class DoneFirstOrder(EvictionOrder):
         if node in self._done:
             del self._done[node]
             self._rest.add(node)
+        elif node in self._kept:
+            self._kept.move_to_end(node)
         else:
             self._rest._touch(node)
 

@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.block_log import BlockChange, BlockLog, BlocksForgotten, BlocksStored
-from deltaserve.control.cache.eviction import ORDERS, DoneFirstOrder, KvEviction, note_reuse, note_shared
+from deltaserve.control.cache.eviction import ORDERS, HintedOrder, KvEviction, note_reuse, note_shared
 from deltaserve.control.cache.integrity import TreeAccounts, check_accounts
 from deltaserve.control.cache.lease import Insertion, Lease, Match
 from deltaserve.control.cache.newcomers import Newcomers
 from deltaserve.control.cache.pages import PageEvent
 from deltaserve.control.cache.radix import Node, Packed, Pages, RadixTree
+from deltaserve.control.cache.retention_hints import KeptNodes
 from deltaserve.control.cache.tails import StateEviction, TailPool
 from deltaserve.control.cache.tree_changes import EventLog
 from deltaserve.core.errors import StateError
@@ -64,7 +65,9 @@ class PrefixCache:
         self._tail_of = {tail.index: tail for tail in self._tails}
         self._from_start = (0,) * len(pools)
         self._tree = RadixTree(page_size, len(pools))
-        self._order = DoneFirstOrder(ORDERS[eviction]())
+        self._order = HintedOrder(ORDERS[eviction]())
+        self._kept = KeptNodes(pools[_FULL].num_pages)
+        self._now = 0.0
         self._events = EventLog()
         self._blocks = blocks
         self._newcomers: Newcomers | None = None
@@ -200,11 +203,44 @@ class PrefixCache:
         self.release(lease)
         branch = () if leaf.severed else self._order.retire(leaf)
         for node in branch:
+            self._kept.forget(node)
             for tail in self._tails:
                 tail.retire(node)
         num_pages = sum(node.num_pages for node in branch)
         self.num_retired += num_pages
         return num_pages
+
+    def retain(self, lease: Lease, seconds: float) -> int:
+        """Keep the leased path for so long: it is evicted behind all that nobody keeps. Returns the FULL pages that are
+        kept of it, from its beginning on: no more than its namespace's share."""
+        self._check_live(lease)
+        num_kept, until = 0, self._now + seconds
+        for node in () if lease._node.severed else _path(lease._node)[1:]:
+            room = node.num_pages if node.kept else self._kept.room(node.namespace)
+            if not room:
+                break
+            part = node if room >= node.num_pages else self._split(node, node.start + room)
+            self._kept.keep(part, until)
+            num_kept = part.end
+            if part is not node:
+                break
+        return num_kept
+
+    def may_retain(self, namespace: Namespace) -> int:
+        """Pages that `retain` may keep beyond what is kept."""
+        return self._kept.room(namespace)
+
+    @property
+    def num_retained(self) -> int:
+        """FULL pages that are kept for a while."""
+        return self._kept.num_pages
+
+    def tell_time(self, now: float) -> None:
+        """What was to be kept until now is as all else is."""
+        self._now = now
+        for node in self._kept.due(now):
+            self._kept.forget(node)
+            self._order.keep_no_longer(node)
 
     # ------------------------------------------------------------ insert
 
@@ -263,6 +299,7 @@ class PrefixCache:
         self._version += 1
         for node in reversed(list(self._tree.below(top))):
             self._note_gone(node.keys)
+            self._kept.forget(node)
             if not node.locks:
                 self._order.remove(node)
                 self._drop_severed(node)
@@ -344,6 +381,7 @@ class PrefixCache:
     def check_integrity(self) -> None:
         """Recompute locks, counts, order and page states, pools included. Raises IntegrityError."""
         leased = [(lease._node, lease._firsts) for lease in self._leases]
+        self._kept.check_integrity([node for node in self._tree.nodes() if node.parent is not None])
         counts = self._num_evictable, self._num_protected
         check_accounts(TreeAccounts(self._tree, self._order, self.pools, self._tails, leased, *counts))
 
@@ -402,6 +440,7 @@ class PrefixCache:
         """Upper part of `node`, cut at `index`. The caller locks or touches it next: its place in the order is open."""
         upper = self._tree.split(node, index)
         upper.locks = node.locks
+        self._kept.split(upper, node)
         self._order.resized(node)
         if not upper.locks:
             self._order.add_upper(upper)
@@ -528,7 +567,7 @@ class PrefixCache:
         """Whether `node` is a lone leaf that no other lease ends at, and would stay one that a node may be. One that is
         shared does not grow by what is not."""
         num_others = node.locks - (node is lease._node)
-        if node.parent is None or node.children or num_others or node.shared:
+        if node.parent is None or node.children or num_others or node.shared or node.kept:
             return False
         return all(tail.may_extend(node, num_new, len(new_pages[tail.index])) for tail in self._tails)
 
@@ -556,6 +595,7 @@ class PrefixCache:
         self._num_evictable -= num_pages
         if kept:
             self._tree.trim(leaf, leaf.start + kept)
+            self._kept.resized(leaf)
             self._order.resized(leaf)
         else:
             self._order.remove(leaf)
@@ -574,6 +614,7 @@ class PrefixCache:
             tail.lost(node, len(held[tail.index]))
 
     def _remove(self, leaf: Node) -> None:
+        self._kept.forget(leaf)
         parent = self._tree.remove(leaf)
         leaf.pages = ((),) * len(self.pools)
         if parent.parent is None:

@@ -28,6 +28,7 @@ class Node:
         "children",
         "end",
         "id",
+        "kept",
         "keys",
         "locks",
         "namespace",
@@ -64,6 +65,8 @@ class Node:
         self.shared = False
         """Paths part at its end or below it, or did, or two requests computed it at a time. Then its ancestors are,
         too."""
+        self.kept = False
+        """A client asked to keep it for a while: see control/cache/retention_hints.py. Then its ancestors are, too."""
         self.severed: bool = parent.severed if parent is not None else False
         """Cut off from its namespace's root: no path leads here, and its pages go with the last lease."""
 

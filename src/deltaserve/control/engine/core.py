@@ -275,6 +275,7 @@ class EngineCore:
 
     def turn(self, now: float) -> list[Action]:
         turn, self._pending = EngineTurn(now, self._is_draining, self._pending), []
+        self.parts.cache.tell_time(now)
         waiting, tiering = self.parts.scheduler.waiting, self.parts.tiering
         loads = None if tiering is None else _Loads(self.parts, tiering, self._meter.prefill_tokens_per_s)
         owner = _Owner(self.outflow, self.serving.intake, loads, turn)

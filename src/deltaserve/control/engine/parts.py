@@ -114,6 +114,7 @@ def pool_metrics(parts: Parts) -> dict[str, float]:
         metrics[f'deltaserve_pages_evicted_total{{pool="{index}"}}'] = pool.moves[PageEvent.EVICT] - num_flushed
         metrics[f'deltaserve_pages_flushed_total{{pool="{index}"}}'] = num_flushed
     metrics["deltaserve_pages_retired_total"] = parts.cache.num_retired
+    metrics["deltaserve_pages_retained"] = parts.cache.num_retained
     metrics["deltaserve_leases"] = parts.cache.num_leases
     metrics["deltaserve_num_running_reqs"] = len(parts.scheduler.running)
     metrics["deltaserve_num_queue_reqs"] = len(parts.scheduler.waiting)

@@ -127,8 +127,8 @@ class DecodeRoom:
     """Epoch of the latest Submit."""
     first_own: int = 0
     """Output tokens that came with the first Submit; those behind them are drawn here."""
-    done_hint: HintAnswer | None = None
-    """What becomes of the hint that no further turn comes; None: it was not given."""
+    hint: HintAnswer | None = None
+    """What becomes of the hint that was given; None: none was."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Log-probabilities of the tokens drawn here, when they were asked for."""
 
@@ -198,7 +198,7 @@ class DecodeRoom:
             prefill_s=_span(t.started, t.landed),
             transfer_s=_span(t.granted, t.landed),
             decode_queue_s=_span(t.landed or t.submitted, t.running),
-            done_hint=self.done_hint,
+            hint=self.hint,
             first_token_s=_span(t.submitted, t.first_token),
         )
 

@@ -32,7 +32,7 @@ from deltaserve.control.transfer.commands import (
 )
 from deltaserve.control.transfer.receiver import Receiver
 from deltaserve.core.errors import FailReason
-from deltaserve.core.hints import HintAnswer, HintOutcome
+from deltaserve.core.hints import MAX_RETAIN_MS, Hint, HintAnswer, HintOutcome
 from deltaserve.core.ids import Attempt, PeerName, Room
 from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.core.tokens import TOKEN_BYTES, unpack_u32
@@ -54,6 +54,7 @@ from deltaserve.core.wire.messages import (
     Submit,
 )
 
+_NO_SHARE = "the share of the cache that may be kept is taken: some of the path is not kept"
 _ASKED = (DecodeState.OFFERED, DecodeState.STARTED, DecodeState.GRANTED)
 _WITH_PREFILL = frozenset({DecodeState.OFFERED, DecodeState.GRANTED})
 _REMOTE = (*_ASKED, DecodeState.VERIFYING)
@@ -239,7 +240,7 @@ class Serving:
             self._outbox.refused(front, submit, *refusal, turn)
             return
         room = self.rooms.open(front, submit, turn.now)
-        room.done_hint = self._answer(room.request)
+        room.hint = self._answer(room.request)
         room.weighing = self._weigh(room)
         if submit.prefill is None or (room.weighing is not None and room.weighing.is_near):
             self._num_near += submit.prefill is not None
@@ -249,14 +250,22 @@ class Serving:
             self.intake.offer(room, PeerName(submit.prefill.name), turn)
 
     def _answer(self, request: Request) -> HintAnswer | None:
-        """What becomes of the hint that no further turn comes."""
-        if not request.hints.done:
+        """What becomes of a hint, as far as it is known before its request has ended."""
+        hints = request.hints
+        if not hints.done and not hints.retain_ms:
             return None
-        if self.parts.scheduler.running.uses_tree(request):
-            return HintAnswer(outcome=HintOutcome.ACCEPTED)
-        bypasses = request.cache is CacheUse.BYPASS
-        reason = "no_cache: nothing is left in a cache" if bypasses else "decode keeps no cache of prefixes"
-        return HintAnswer(outcome=HintOutcome.REFUSED, reason=reason)
+        hint = Hint.DONE if hints.done else Hint.RETAIN
+        if not self.parts.scheduler.running.uses_tree(request):
+            bypasses = request.cache is CacheUse.BYPASS
+            reason = "no_cache: nothing is left in a cache" if bypasses else "decode keeps no cache of prefixes"
+            return HintAnswer(hint=hint, outcome=HintOutcome.REFUSED, reason=reason)
+        num_pages = request.prompt_len // self.config.cache.page_size
+        if hints.retain_ms and self.parts.cache.may_retain(request.namespace) < num_pages:
+            return HintAnswer(hint=hint, outcome=HintOutcome.CLIPPED, reason=_NO_SHARE)
+        if hints.retain_ms > MAX_RETAIN_MS:
+            reason = f"kept for {MAX_RETAIN_MS // 1000} s at most"
+            return HintAnswer(hint=hint, outcome=HintOutcome.CLIPPED, reason=reason)
+        return HintAnswer(hint=hint, outcome=HintOutcome.ACCEPTED)
 
     def _is_repeat(self, front: PeerName, submit: Submit, turn: EngineTurn) -> bool:
         """Whether the Submit is of a room known here; then the front is told what it missed.

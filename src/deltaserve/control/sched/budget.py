@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.prefix_cache import PrefixCache
 from deltaserve.control.sched.request import Request
+from deltaserve.core.hints import MAX_RETAIN_MS
 from deltaserve.core.ids import PageId, PoolId
 
 _AHEAD = 64
@@ -80,7 +81,10 @@ class Budget:
 
     def settle(self, request: Request) -> None:
         """`reclaim` at its end: what it says of the requests to come counts now."""
-        if request.hints.done and request.lease is not None:
-            lease, request.lease = request.lease, None
+        lease, hints = request.lease, request.hints
+        if lease is not None and hints.done:
+            request.lease = None
             self._cache.retire(lease)
+        elif lease is not None and hints.retain_ms:
+            self._cache.retain(lease, min(hints.retain_ms, MAX_RETAIN_MS) / 1000)
         self.reclaim(request)

@@ -87,7 +87,7 @@ class ConversationBody(Body):
     output_format: dict[str, object] | None = None
     """What `output_config.format` was called in a beta."""
     cache_control: dict[str, object] | None = None
-    """A hint, as it is in blocks: every prefix is kept and found again without one."""
+    """A hint, as it is in blocks: every prefix is found again without one, and kept for longer with it."""
     mcp_servers: Items[dict[str, object]] | None = None
     container: str | dict[str, object] | None = None
     context_management: dict[str, object] | None = None
@@ -115,6 +115,9 @@ class MessagesBody(ConversationBody, SamplingFields):
 
 
 _COMMON = {*SamplingFields.model_fields, "model", "stream", "cache_salt", "kv_hints"}
+_DEFAULT_TTL_S = 300
+_TTL_S: Mapping[str, int] = {"5m": 300, "1h": 3600}
+"""What Anthropic's `cache_control` of prompt caching says |-> seconds."""
 _ELSEWHERE = {
     "stop": "send stop_sequences",
     "prompt_logprobs": "an answer here has no place for them",
@@ -174,10 +177,28 @@ def _common(body: MessagesBody, asker: Asker) -> Common:
     given: dict[str, object] = body.model_dump(include=_COMMON, exclude_none=True)
     if body.stop_sequences:
         given["stop"] = body.stop_sequences
+    if body.kv_hints is None and (seconds := _marked_s(body)):
+        given["kv_hints"] = {"retain_s": seconds}
     wanted = body.output_config and body.output_config.format
     if wanted:
         given["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted.schema_}}
     return parse(Common, given, asker.unknown_fields)
+
+
+def _marked_s(body: ConversationBody) -> int:
+    """Seconds for which the client marked a prefix to be kept, the longest of them; 0: it marked none. Which part of
+    the conversation is marked does not matter: all of it is kept, as its next turn needs it."""
+    system = body.system if isinstance(body.system, list) else ()
+    parts: list[Mapping[str, object]] = [{"cache_control": body.cache_control}, *system, *(body.tools or ())]
+    for turn in body.messages:
+        content = turn.get("content")
+        parts += (
+            [turn, *(block for block in content if isinstance(block, dict))] if isinstance(content, list) else [turn]
+        )
+    marks = [part["cache_control"] for part in parts if isinstance(part.get("cache_control"), dict)]
+    return max(
+        (_TTL_S.get(str(mark.get("ttl")), _DEFAULT_TTL_S) for mark in marks if isinstance(mark, dict)), default=0
+    )
 
 
 def _request(body: ConversationBody, turns: Turns) -> ChatRequest:

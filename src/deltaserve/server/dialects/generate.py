@@ -112,7 +112,8 @@ def _inside_sampling_params(body: GenerateBody) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        if error.param == "extra_key" and body.extra_key is not None:
+        outside = {"extra_key": body.extra_key, "kv_hints": body.kv_hints}
+        if error.param is not None and outside.get(error.param) is not None:
             raise
         used = {ours: name for name, ours in _RENAMED.items() if name in (body.sampling_params or {})}
         error.rename(f"sampling_params.{used.get(error.param or '', error.param)}")
