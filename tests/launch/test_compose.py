@@ -1,6 +1,7 @@
 """What this machine offers: memory, as the settings' resolution is told, and ports."""
 
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.launch import compose
 from deltaserve.launch.compose import Checkpoint, free_port, free_ports, machine_facts, resolve_settings, worker_spec
+from deltaserve.process.worker.worker_spec import WorkerSpec
 from deltaserve.settings.config import Settings
-from deltaserve.settings.resolve import Device
+from deltaserve.settings.resolve import Device, ResolvedConfig
 from tests.ports import taken
 
 MIB = 1 << 20
@@ -97,6 +99,21 @@ def test_prefill_gets_more_threads_than_decode(
     assert (resolved[Role.PREFILL].own_threads, resolved[Role.DECODE].own_threads) == threads
 
 
+def pair_of(
+    flags: Mapping[str, Mapping[str, object]], folder: Path
+) -> tuple[Settings, Mapping[Role, ResolvedConfig], list[WorkerSpec]]:
+    """Both workers of one machine, before they share its cores."""
+    model = Path(__file__).parents[2] / "models/recall-micro"
+    settings = Settings.model_validate({"model": {"model_path": str(model), "device": "cpu"}, **flags})
+    checkpoint = Checkpoint.open(str(model))
+    resolved = resolve_settings(settings, checkpoint)
+    specs = [
+        compose.worker_spec(name, role, settings, checkpoint, resolved[role], folder / "secret")
+        for name, role in compose.worker_names(settings)
+    ]
+    return settings, resolved, specs
+
+
 @pytest.mark.parametrize(
     ("flags", "num_threads", "is_shared"),
     [
@@ -114,14 +131,7 @@ def test_who_may_borrow_cores_needs_to_know_when_all_others_compute(
 ) -> None:
     for name, value in (("usable_cores", 13), ("counts_waits", True), ("library_problem", None)):
         monkeypatch.setattr(compose, name, lambda *_, value=value: value)
-    model = Path(__file__).parents[2] / "models/recall-micro"
-    settings = Settings.model_validate({"model": {"model_path": str(model), "device": "cpu"}, "scheduling": flags})
-    checkpoint = Checkpoint.open(str(model))
-    resolved = resolve_settings(settings, checkpoint)
-    specs = [
-        compose.worker_spec(name, role, settings, checkpoint, resolved[role], tmp_path / "secret")
-        for name, role in compose.worker_names(settings)
-    ]
+    settings, resolved, specs = pair_of({"scheduling": flags}, tmp_path)
     assert tuple(spec.num_threads for spec in specs) == num_threads
     own = [resolved[role].own_threads for _, role in compose.worker_names(settings)]
     path = str(tmp_path / "cores")
@@ -143,14 +153,7 @@ def test_steps_of_decode_that_computes_prompts_on_shared_cores_are_as_long_as_on
 ) -> None:
     for name, value in (("usable_cores", 2), ("counts_waits", True), ("library_problem", None)):
         monkeypatch.setattr(compose, name, lambda *_, value=value: value)
-    model = Path(__file__).parents[2] / "models/recall-micro"
-    settings = Settings.model_validate({"model": {"model_path": str(model), "device": "cpu"}, **flags})
-    checkpoint = Checkpoint.open(str(model))
-    resolved = resolve_settings(settings, checkpoint)
-    specs = [
-        compose.worker_spec(name, role, settings, checkpoint, resolved[role], tmp_path / "secret")
-        for name, role in compose.worker_names(settings)
-    ]
+    settings, resolved, specs = pair_of(flags, tmp_path)
     _, decode = compose.with_core_shares(specs, resolved, settings, tmp_path)
     assert decode.options.shares_cores
     assert decode.options.sched.extend_len_beside_decode == beside

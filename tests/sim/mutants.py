@@ -1111,7 +1111,7 @@ MUTANTS = (
     Mutant("cores_left_for_ever", "D7", _SERVING, "0 if states[DecodeState.STARTED] else sum", "sum"),
     # answers that return
     Mutant("answer_unverified", "W1", _BACK_READER, "            if verification is None:\n", "            if True:\n"),
-    Mutant("answer_behind_a_gap", "W2", _BACK_READER, "        if match.num_pages < first:\n", "        if False:\n"),
+    Mutant("answer_behind_a_gap", "W2", _BUDGET, "        if match.num_pages < first:\n", "        if False:\n"),
     Mutant(
         "answer_of_another_namespace",
         "W3",
@@ -1171,13 +1171,13 @@ MUTANTS = (
         "            self._writing[slot], self._stored[key] = key, slot\n",
     ),
     Mutant("half_a_slot_is_believed", "H3", _SEAL, "return bytes(header) == self.header(key, parts)", "return True"),
-    Mutant("loaded_behind_a_gap", "H4", _TIERING, "        if match.num_pages < load.first:\n", "        if False:\n"),
+    Mutant("loaded_behind_a_gap", "H4", _BUDGET, "        if match.num_pages < first:\n", "        if False:\n"),
     Mutant(
         "load_of_another_namespace",
         "H5",
         _TIERING,
-        "cache.insert(cache.lease(match), load.namespace, ",
-        'cache.insert(cache.empty_lease(Namespace("")), Namespace(""), ',
+        "            load.namespace, load.tokens, ",
+        '            Namespace(""), load.tokens, ',
     ),
     Mutant(
         "stored_while_it_changes",

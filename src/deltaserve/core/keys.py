@@ -70,6 +70,11 @@ def num_keys(keys: bytes | bytearray | memoryview) -> int:
     return len(keys) // KEY_BYTES
 
 
+def unpack_keys(keys: bytes) -> list[bytes]:
+    """Keys of a packed chain, one by one."""
+    return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+
+
 def common_keys(ours: bytes | bytearray, theirs: bytes | bytearray | memoryview, guess: int = 0) -> int:
     """Number of leading keys that two chains have in common; chained, so bisection finds it. `guess` is tried first."""
     low, high = 0, min(len(ours), len(theirs)) // KEY_BYTES

@@ -483,14 +483,14 @@ def cache_slots(settings: Settings, spec: ModelSpec, resolved: ResolvedConfig) -
     asked, ranks = settings.memory, Shard(0, resolved.tp_size)
     if asked.cache_dir is None:
         return 0
+    where = f"--cache-dir {asked.cache_dir[:80]}"
     if resolved.device != "cpu":
-        raise ConfigError(f"--cache-dir {asked.cache_dir[:80]}: not for workers on a GPU yet")
+        raise ConfigError(f"{where}: not for workers on a GPU yet")
     cache = spec.cache_spec(resolved.page_size, DType(resolved.kv_cache_dtype), DType(asked.mamba_ssm_dtype))
     if not cache.keeps_all:
-        problem = "not for a model with windowed or recurrent layers yet"
-        raise ConfigError(f"--cache-dir {asked.cache_dir[:80]}: {problem}")
+        raise ConfigError(f"{where}: not for a model with windowed or recurrent layers yet")
     if cache.draft_group is not None:
-        raise ConfigError(f"--cache-dir {asked.cache_dir[:80]}: not beside a draft head yet")
+        raise ConfigError(f"{where}: not beside a draft head yet")
     slot_bytes = ranks.size * (HEADER_BYTES + pool_page_bytes(cache, ranks)[0])
     num_slots = (asked.cache_dir_mib << 20) // slot_bytes
     if not num_slots:

@@ -5,7 +5,7 @@ from itertools import islice
 
 from deltaserve.control.cache.tier import Tier
 from deltaserve.core.ids import PageId
-from deltaserve.core.keys import KEY_BYTES
+from deltaserve.core.keys import unpack_keys
 
 
 class Newcomers:
@@ -25,10 +25,10 @@ class Newcomers:
         return len(self._pages)
 
     def stored(self, keys: bytes, pages: Sequence[PageId]) -> None:
-        self._pages.update(zip(_unpacked(keys), pages, strict=True))
+        self._pages.update(zip(unpack_keys(keys), pages, strict=True))
 
     def gone(self, keys: bytes) -> None:
-        for key in reversed(_unpacked(keys)):
+        for key in reversed(unpack_keys(keys)):
             self._pages.pop(key, None)
             if key in self._tier:
                 self._tier.touch(key)
@@ -39,7 +39,3 @@ class Newcomers:
         for key in taken:
             del self._pages[key]
         return taken
-
-
-def _unpacked(keys: bytes) -> list[bytes]:
-    return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]

@@ -1,6 +1,6 @@
 """What entered and left a tree, for the routers' residency view."""
 
-from deltaserve.core.keys import KEY_BYTES
+from deltaserve.core.keys import KEY_BYTES, unpack_keys
 from deltaserve.core.wire.messages import Events
 
 MAX_PENDING_KEYS = 1 << 16
@@ -33,7 +33,7 @@ class EventLog:
         """Changes since the last call."""
         present: dict[bytes, bool] = {}
         for is_present, keys in self._pending:
-            present.update(dict.fromkeys(_unpacked(keys), is_present))
+            present.update(dict.fromkeys(unpack_keys(keys), is_present))
         events = Events(
             first=self._next,
             stored=b"".join(key for key, is_present in present.items() if is_present),
@@ -51,7 +51,3 @@ class EventLog:
             self._next += self._num_pending
             self._pending.clear()
             self._num_pending = 0
-
-
-def _unpacked(keys: bytes) -> list[bytes]:
-    return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]

@@ -186,15 +186,10 @@ class BackReader:
         self._tickets.forget(fill.ticket)
         pages = self._receiver.accept(fill.ticket)
         self._tickets.over(fill.ticket, turn)
-        cache, first = self._parts.cache, fill.ticket.coverage.missing[0].start
-        match = cache.match(fill.namespace, fill.tokens, fill.keys, first * cache.page_size)
-        if match.num_pages < first:
-            self._parts.budget.free(pages)
-            return
-        inserted = cache.insert(cache.lease(match), fill.namespace, fill.tokens, fill.keys, pages)
-        cache.release(inserted.lease)
-        self._num_pages += len(pages[0])
-        self._num_bytes += self._tickets.num_bytes(fill.ticket)
+        first = fill.ticket.coverage.missing[0].start
+        if self._parts.budget.enter_tree(fill.namespace, fill.tokens, fill.keys, first, pages):
+            self._num_pages += len(pages[0])
+            self._num_bytes += self._tickets.num_bytes(fill.ticket)
 
     def _withdraw(self, fill: _Fill, turn: EngineTurn) -> None:
         self._forget(fill)

@@ -193,22 +193,12 @@ class Tiering:
             self.tier.forget([key_at(load.keys, load.first + report.num_good)])
         self._price.learn(report.num_bytes, report.seconds)
         self._budget.free([load.pages[num_good:]])
-        self._insert(load, num_good)
+        if num_good and self._budget.enter_tree(
+            load.namespace, load.tokens, load.keys, load.first, [load.pages[:num_good]]
+        ):
+            self.num_loaded += num_good
+            self._bytes_loaded += num_good * self._config.page_bytes
         self._sched.waiting.look_again()
-
-    def _insert(self, load: _Load, num_good: int) -> None:
-        """The pages enter the tree, behind what was there when they were asked for."""
-        cache, pages = self._cache, tuple(load.pages[:num_good])
-        if not pages:
-            return
-        match = cache.match(load.namespace, load.tokens, load.keys, load.first * cache.page_size)
-        if match.num_pages < load.first:
-            self._budget.free([pages])
-            return
-        inserted = cache.insert(cache.lease(match), load.namespace, load.tokens, load.keys, (pages,))
-        cache.release(inserted.lease)
-        self.num_loaded += num_good
-        self._bytes_loaded += num_good * self._config.page_bytes
 
     def _number(self) -> int:
         self._next_number += 1

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from deltaserve.core.errors import IntegrityError
 from deltaserve.core.ids import PeerName
-from deltaserve.core.keys import KEY_BYTES, common_keys, key_at, num_keys
+from deltaserve.core.keys import KEY_BYTES, common_keys, key_at, num_keys, unpack_keys
 from deltaserve.core.wire.messages import Events
 
 _EXPECTED_S = 10.0
@@ -136,4 +136,4 @@ def _split(packed: bytes) -> list[bytes] | None:
     """Packed keys -> keys; None when the length is not a multiple of a key's."""
     if len(packed) % KEY_BYTES:
         return None
-    return [packed[i : i + KEY_BYTES] for i in range(0, len(packed), KEY_BYTES)]
+    return unpack_keys(packed)

@@ -6,7 +6,7 @@ from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.prefix_cache import PrefixCache
 from deltaserve.control.sched.request import Request
 from deltaserve.core.hints import MAX_RETAIN_MS
-from deltaserve.core.ids import PageId, PoolId
+from deltaserve.core.ids import Namespace, PageId, PoolId
 
 _AHEAD = 64
 """One page in so many is evicted ahead of need."""
@@ -71,6 +71,21 @@ class Budget:
         for pool, pages in zip(self._pools, owned, strict=False):
             if pages:
                 pool.free(tuple(pages))
+
+    def enter_tree(
+        self, namespace: Namespace, tokens: bytes, keys: bytes, first: int, pages: Sequence[Sequence[PageId]]
+    ) -> bool:
+        """Have pages from page index `first` on, which came from elsewhere, enter the tree behind what was there when
+        they were asked for. Where that is gone they are freed, and it returns False. `tokens` and `keys`: of the path
+        up to their end."""
+        match = self._cache.match(namespace, tokens, keys, first * self._cache.page_size)
+        if match.num_pages < first:
+            self.free(pages)
+            return False
+        handed_over = tuple(map(tuple, pages))
+        inserted = self._cache.insert(self._cache.lease(match), namespace, tokens, keys, handed_over)
+        self._cache.release(inserted.lease)
+        return True
 
     def reclaim(self, request: Request) -> None:
         """Take a request's own pages and its lease from it."""

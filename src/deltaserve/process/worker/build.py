@@ -211,7 +211,7 @@ def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, names: Check
         options=spec.options,
         tp_size=spec.tp_size,
         has_staging=spec.staging is not None,
-        tier_slots=0 if spec.cache_dir is None else spec.cache_slots,
+        tier_slots=spec.cache_slots,
     )
 
 

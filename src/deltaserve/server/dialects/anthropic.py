@@ -195,7 +195,7 @@ def _marked_s(body: ConversationBody) -> int:
         parts += (
             [turn, *(block for block in content if isinstance(block, dict))] if isinstance(content, list) else [turn]
         )
-    marks = [part["cache_control"] for part in parts if isinstance(part.get("cache_control"), dict)]
+    marks = (part.get("cache_control") for part in parts)
     return max(
         (_TTL_S.get(str(mark.get("ttl")), _DEFAULT_TTL_S) for mark in marks if isinstance(mark, dict)), default=0
     )
