@@ -38,17 +38,30 @@ def server() -> Iterator[Server]:
 
 def chat(folder: Path, messages: str, *argv: str, code: int = 0) -> tuple[str, str]:
     """stdout and stderr of a chat whose messages come from a pipe."""
-    done = subprocess.run(
+    return finish(piped(folder, *argv), messages, code)
+
+
+def piped(folder: Path, *argv: str) -> subprocess.Popen[str]:
+    """A chat that waits for its first message."""
+    return subprocess.Popen(
         [sys.executable, "-m", "deltaserve.cli.main", "chat", *argv],
-        input=messages,
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env=environment(folder),
-        timeout=PATIENCE_S,
-        check=False,
     )
-    assert done.returncode == code, done.stderr
-    return done.stdout, done.stderr
+
+
+def finish(process: subprocess.Popen[str], messages: str, code: int = 0) -> tuple[str, str]:
+    """What more it says to these messages, which are its last."""
+    with process:
+        try:
+            out, told = process.communicate(messages, timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert process.returncode == code, told
+    return out, told
 
 
 def assert_nothing_is_left(folder: Path) -> None:
@@ -67,11 +80,18 @@ def assert_nothing_is_left(folder: Path) -> None:
 
 def test_each_line_is_a_turn_and_its_costs_are_told(server: Server, folder: Path) -> None:
     server.flush()
-    out, told = chat(folder, f"{FACTS}\n? buse\n/stats\n", server.base_url, *GREEDY)
-    assert out.splitlines() == [ANSWER, NEXT]
+    process = piped(folder, server.base_url, *GREEDY)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{FACTS}\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == f"{ANSWER}\n"
+    server.wait_quiet()  # what decode generated goes back to prefill behind the answer
+    out, told = finish(process, "? buse\n/stats\n")
+    assert out == f"{NEXT}\n"
     first, second = re.findall(r"\((\d+) prompt tokens: (\d+) cached on prefill, (\d+) on decode; (.+) moved;", told)
     assert first[:3] == ("28", "0", "0")
-    assert second[:3] == ("49", "32", "32")  # what decode generated went back to prefill
+    assert second[:3] == ("49", "32", "32")
     assert (first[3], second[3]) == ("64 KiB", "64 KiB")
     assert "2 turns: 77 prompt tokens: 32 cached on prefill, 32 on decode; 128 KiB moved; 20 tokens answered" in told
 
