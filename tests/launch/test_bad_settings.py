@@ -217,6 +217,7 @@ BAD_FLAGS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("router", [M, "--staging", "on"], ("--staging", "has it")),
     ("serve", [M, "--cache-dir", ""], ("--cache-dir", "a text of 1 to 4096")),
     ("serve", [M, "--cache-dir-mib", "0"], ("--cache-dir-mib 0", "an integer >= 1")),
+    ("serve", [M, "--cache-dir-mib", "64"], ("--cache-dir-mib 64", "needs --cache-dir")),
     ("serve", [M, "--cache-dir", "x", "--disable-radix-cache"], ("--cache-dir", "leave out --disable-radix-cache")),
     ("router", [M, "--cache-dir", "x"], ("--cache-dir", "has it")),
     ("serve", [M, "--ep-size", "4"], ("--ep-size 4", "add --tp-size")),

@@ -103,6 +103,27 @@ async def test_wrong_hints_are_refused_by_name(codec: TextCodec, path: str, give
             },
             3600,
         ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "Oslo?"},
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "find", "input": {}}]},
+                    {
+                        "role": "user",
+                        "content": [
+                            {
+                                "type": "tool_result",
+                                "tool_use_id": "c",
+                                "content": [{"type": "text", "text": "7 C", "cache_control": {"type": "ephemeral"}}],
+                            }
+                        ],
+                    },
+                ],
+                "tools": [MESSAGES_TOOL],
+                "tool_choice": {"type": "none"},
+            },
+            300,
+        ),
         ({"cache_control": {"type": "ephemeral"}, "kv_hints": {"done": True}}, 0),
         ({"cache_control": None, "system": "Be brief."}, 0),
     ],

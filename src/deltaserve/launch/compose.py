@@ -428,7 +428,7 @@ def worker_spec(
 ) -> WorkerSpec:
     """One worker; where it listens is added by whoever starts it."""
     scheduling, disaggregation = settings.scheduling, settings.disaggregation
-    evidence = transport_kind(resolved.transfer_backend).evidence
+    evidence, folder = transport_kind(resolved.transfer_backend).evidence, _cache_dir(role, settings)
     return WorkerSpec(
         name=name,
         role=role,
@@ -460,8 +460,8 @@ def worker_spec(
         transport_fenced=disaggregation.transfer_fenced,
         staging=None if disaggregation.staging == "off" else StagingMode(disaggregation.staging),
         staging_bytes=0 if disaggregation.staging == "off" else disaggregation.staging_memory_mib << 20,
-        cache_dir=settings.memory.cache_dir and str(Path(settings.memory.cache_dir).absolute()),
-        cache_slots=cache_slots(settings, checkpoint.spec, resolved),
+        cache_dir=folder,
+        cache_slots=0 if folder is None else cache_slots(settings, checkpoint.spec, resolved),
         tp_size=resolved.tp_size,
         ep_size=ep_size_of(settings),
         num_threads=resolved.num_threads,
@@ -476,6 +476,12 @@ def worker_spec(
         kv_events=kv_events_of(settings),
         log=log_spec(settings),
     )
+
+
+def _cache_dir(role: Role, settings: Settings) -> str | None:
+    """Folder of the file under the cache of a worker; None: it has none, or no cache."""
+    folder = settings.memory.cache_dir
+    return None if folder is None or not _has_radix_cache(role, settings) else str(Path(folder).absolute())
 
 
 def cache_slots(settings: Settings, spec: ModelSpec, resolved: ResolvedConfig) -> int:

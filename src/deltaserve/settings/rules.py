@@ -55,6 +55,8 @@ def _modes(settings: Settings, command: str) -> Iterator[str]:
     memory = settings.memory
     if memory.cache_dir is not None and memory.disable_radix_cache:
         yield "--cache-dir copies what is cached: leave out --disable-radix-cache, or this"
+    if memory.cache_dir is None and memory.cache_dir_mib != type(memory)().cache_dir_mib:
+        yield f"--cache-dir-mib {memory.cache_dir_mib}: needs --cache-dir, the folder of that file"
     mode = settings.disaggregation.disaggregation_mode
     if command == "serve" and mode in WORKER_COMMANDS:
         yield f"--disaggregation-mode {mode}: a worker on its own is started by `deltaserve {mode}`, not by serve"

@@ -196,6 +196,11 @@ def test_states_and_windows_of_a_branch_go_first_as_well() -> None:
     assert (toy.hit("abcd"), toy.hit("efgh")) == ("abcd", "")
 
 
+def room_of(toy: Toy, namespace: Namespace) -> int:
+    """Pages that a conversation of which nothing is cached may keep."""
+    return toy.cache.may_retain(namespace, b"", b"")
+
+
 def kept(toy: Toy, word: str, seconds: float, namespace: Namespace = ALICE) -> int:
     """As `store`, of a conversation that goes on within so long; how many of its pages are kept."""
     lease = toy.cache.lease(toy.match(word, namespace))
@@ -239,14 +244,14 @@ def test_a_tenant_keeps_a_quarter_and_all_of_them_half(policy: KvEviction) -> No
     """What is kept of a path is its beginning."""
     toy = toy_of(policy, 20)
     assert kept(toy, "abcdefg", 5.0) == 5
-    assert toy.cache.may_retain(ALICE) == 0
+    assert room_of(toy, ALICE) == 0
     assert kept(toy, "abcdxy", 9.0) == 4, "they are kept already: for longer"
     assert kept(toy, "xyz", 5.0) == 0
     assert kept(toy, "abcdef", 5.0, BOB) == 5
-    assert toy.cache.may_retain(Namespace("carol")) == 0
+    assert room_of(toy, Namespace("carol")) == 0
     toy.cache.tell_time(5.0)
     toy.cache.check_integrity()
-    assert (toy.cache.num_retained, toy.cache.may_retain(ALICE), toy.cache.may_retain(BOB)) == (4, 1, 5)
+    assert (toy.cache.num_retained, room_of(toy, ALICE), room_of(toy, BOB)) == (4, 1, 5)
 
 
 @pytest.mark.parametrize("policy", KvEviction)

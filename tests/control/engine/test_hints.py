@@ -147,3 +147,18 @@ def test_decode_says_how_much_is_kept(retain_ms: int, length: int, outcome: Hint
     assert (told.hint, told.outcome) == (Hint.RETAIN, outcome)
     assert bool(told.reason) is (outcome is not HintOutcome.ACCEPTED)
     assert duo.metrics(DECODE)["deltaserve_pages_retained"] <= 15
+
+
+def test_the_next_turn_of_what_is_kept_is_kept_too() -> None:
+    """A tenant keeps 15 of 60 pages: what is kept of the conversation counts once, not as taken from its next turn."""
+    duo = Duo(SHAPE)
+    hints, told = KvHints(retain_ms=60_000), []
+    for length in (40, 44, 56, 64):
+        asked = duo.serve([1 + i % 90 for i in range(length)], 1, hints=hints)
+        told.append(asked.usage.hint and asked.usage.hint.outcome)
+    assert told == [HintOutcome.ACCEPTED] * 3 + [HintOutcome.CLIPPED]
+    other = duo.serve([90 - i for i in range(20)], 1, hints=hints)
+    assert other.usage.hint is not None
+    assert other.usage.hint.outcome is HintOutcome.CLIPPED
+    assert duo.metrics(DECODE)["deltaserve_pages_retained"] == 15
+    duo.cluster.check()

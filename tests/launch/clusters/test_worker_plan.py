@@ -82,6 +82,7 @@ HANDED_ON = (
     ("--prefill-tp-size", "2", "--tp-size", "4"),
     ("--decode-num-threads", "3", "--num-threads", "2"),
     ("--disable-decode-radix-cache",),
+    ("--cache-dir", "pages", "--cache-dir-mib", "64", "--disable-decode-radix-cache"),
     ("--disable-radix-cache", "--verify", "crc"),
     ("--speculative-algorithm", "NGRAM"),
     ("--json-model-override-args", '{"num_hidden_layers": 2}'),

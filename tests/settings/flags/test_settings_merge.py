@@ -129,6 +129,7 @@ EXAMPLES: dict[str, str] = {
     "state-dir": "state",
 }
 COMPANIONS = {
+    "cache-dir-mib": ["--cache-dir", "pages"],
     "speculative-draft-model-path": ["--speculative-algorithm", "EAGLE3"],
     "address": ["--cluster", "ray"],
     "dp-size": ["--enable-dp-attention"],

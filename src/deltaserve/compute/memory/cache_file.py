@@ -86,5 +86,5 @@ def _begin(folder: Path, num_bytes: int) -> BinaryIO:
     except OSError as error:
         file.close()
         reason = _TOO_LARGE.get(error.errno or 0, error.strerror or str(error))
-        raise ConfigError(f"{where}: {num_bytes >> 20} MiB: {reason}") from None
+        raise ConfigError(f"{where}: {-(-num_bytes >> 20)} MiB: {reason}") from None
     return file

@@ -226,9 +226,16 @@ class PrefixCache:
                 break
         return num_kept
 
-    def may_retain(self, namespace: Namespace) -> int:
-        """Pages that `retain` may keep beyond what is kept."""
-        return self._kept.room(namespace)
+    def may_retain(self, namespace: Namespace, tokens: Packed, keys: Packed) -> int:
+        """Pages of this path, from its beginning on, that `retain` may keep: those it keeps, and what its namespace may
+        keep beyond all that is kept."""
+        root, num_kept = self._tree.roots.get(namespace), 0
+        if root is not None:
+            node, reach = self._tree.descend(root, tokens, keys, self._num_full_pages(tokens, keys))
+            while node.parent is not None and not node.kept:
+                node = node.parent
+            num_kept = min(reach, node.end)
+        return num_kept + self._kept.room(namespace)
 
     @property
     def num_retained(self) -> int:

@@ -259,8 +259,8 @@ class Serving:
             bypasses = request.cache is CacheUse.BYPASS
             reason = "no_cache: nothing is left in a cache" if bypasses else "decode keeps no cache of prefixes"
             return HintAnswer(hint=hint, outcome=HintOutcome.REFUSED, reason=reason)
-        num_pages = request.prompt_len // self.config.cache.page_size
-        if hints.retain_ms and self.parts.cache.may_retain(request.namespace) < num_pages:
+        num_pages, path = request.prompt_len // self.config.cache.page_size, (request.tokens, request.keys)
+        if hints.retain_ms and self.parts.cache.may_retain(request.namespace, *path) < num_pages:
             return HintAnswer(hint=hint, outcome=HintOutcome.CLIPPED, reason=_NO_SHARE)
         if hints.retain_ms > MAX_RETAIN_MS:
             reason = f"kept for {MAX_RETAIN_MS // 1000} s at most"

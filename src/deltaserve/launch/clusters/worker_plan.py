@@ -107,8 +107,11 @@ def of_worker(settings: Settings, role: Role) -> Settings:
     own = settings_of(settings, role)
     _, tp_size = tp_size_of(settings, role)
     memory, decode = own.memory, role is Role.DECODE
+    if memory.cache_dir is not None:
+        memory = memory.model_copy(update={"cache_dir": os.path.abspath(memory.cache_dir)})
     if decode and memory.disable_decode_radix_cache:
-        memory = memory.model_copy(update={"disable_radix_cache": True})
+        none = {"cache_dir": None, "cache_dir_mib": type(memory)().cache_dir_mib}
+        memory = memory.model_copy(update={"disable_radix_cache": True, **none})
     draft, key = own.speculation.speculative_draft_model_path, own.security.cluster_key_file
     absolute = {"speculative_draft_model_path": None if draft is None else os.path.abspath(draft)}
     key_path = {"cluster_key_file": None if key is None else os.path.abspath(key)}

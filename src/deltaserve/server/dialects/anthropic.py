@@ -191,14 +191,18 @@ def _marked_s(body: ConversationBody) -> int:
     system = body.system if isinstance(body.system, list) else ()
     parts: list[Mapping[str, object]] = [{"cache_control": body.cache_control}, *system, *(body.tools or ())]
     for turn in body.messages:
-        content = turn.get("content")
-        parts += (
-            [turn, *(block for block in content if isinstance(block, dict))] if isinstance(content, list) else [turn]
-        )
+        blocks = _blocks_of(turn)
+        parts += [turn, *blocks, *(inner for block in blocks for inner in _blocks_of(block))]
     marks = (part.get("cache_control") for part in parts)
     return max(
         (_TTL_S.get(str(mark.get("ttl")), _DEFAULT_TTL_S) for mark in marks if isinstance(mark, dict)), default=0
     )
+
+
+def _blocks_of(part: Mapping[str, object]) -> list[dict[str, object]]:
+    """Content of a turn, or of what a tool returned, as far as it is made of blocks."""
+    content = part.get("content")
+    return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
 
 
 def _request(body: ConversationBody, turns: Turns) -> ChatRequest:
