@@ -77,12 +77,23 @@ def test_a_turn_that_decode_computed_returns_whole(tiny_models: Path) -> None:
     product.close()
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_next"])
-def test_what_keeps_less_than_all_tokens_stays(tiny_models: Path, family: str) -> None:
-    product = Product(tiny_models / family, 1, 1, Pages(16), setup=Setup(context_len=400, writes_back=True))
-    product.serve(random_tokens(60, 1), max_tokens=40)
-    product.settle()
-    assert not product.metrics(DECODE)["deltaserve_write_backs_told_total"]
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "qwen3_next"])
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (1, 2)], ids=lambda ranks: f"P{ranks[0]}-D{ranks[1]}")
+def test_windows_and_states_return_as_far_as_they_are_needed(
+    tiny_models: Path, family: str, ranks: tuple[int, int]
+) -> None:
+    """Prefill goes on at an end that only decode has reached, from the windows or the state that came with it. States
+    are kept every 64 tokens."""
+    product = Product(tiny_models / family, *ranks, Pages(16), setup=Setup(context_len=400, writes_back=True))
+    turn = random_tokens(60, 1)
+    for index in range(3):
+        (answer,) = product.serve(turn, max_tokens=ANSWER_LEN)
+        computed = len(turn) - answer.prefill_cached_len
+        if index:
+            assert computed <= NEW_LEN + (64 if family == "qwen3_next" else 16) + 1
+        product.settle()
+        turn = [*turn, *answer.tokens, *random_tokens(NEW_LEN, index)]
+    assert product.metrics(DECODE)["deltaserve_write_backs_sent_total"] == 3
     product.close()
 
 

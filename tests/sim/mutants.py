@@ -533,7 +533,7 @@ MUTANTS = (
         "source_of_a_hit_is_not_leased",
         "H3",
         _TAILS,
-        "        needed = min(self._retention.first_needed(num_tokens, self._page_size), node.end)\n",
+        "        needed = min(self._retention.first_seen(num_tokens, self._page_size), node.end)\n",
         "        needed = node.end\n",
     ),
     Mutant(
@@ -1144,8 +1144,8 @@ MUTANTS = (
         "other_pages_of_the_answer",
         "W5",
         _BACK_WRITER,
-        "source_pages = [pages[sources.start : sources.stop]]",
-        "source_pages = [pages[: len(sources)]]",
+        "return self.pages[indexes.start - self.first : indexes.stop - self.first]",
+        "return self.pages[: len(indexes)]",
     ),
     Mutant(
         "evicted_answer_is_sent",

@@ -37,7 +37,16 @@ class Retention:
             raise ValueError(f"a window of {self.window_len} tokens")
 
     def first_needed(self, num_tokens: int, page_size: int) -> int:
-        """First page index still needed to compute the token at position `num_tokens` and all after it."""
+        """First page index to keep of `num_tokens` tokens: of what the token after them and all later ones see.
+
+        Of a window it is also what going on at the last page boundary needs, at most a page more: whoever ends inside a
+        page leaves a prefix that ends at that boundary, which is of no use without its window.
+        """
+        is_window = self.lifetime is Lifetime.WINDOW
+        return self.first_seen(num_tokens // page_size * page_size if is_window else num_tokens, page_size)
+
+    def first_seen(self, num_tokens: int, page_size: int) -> int:
+        """First page index without which the token at position `num_tokens` cannot be computed."""
         match self.lifetime:
             case Lifetime.FULL:
                 return 0
@@ -53,7 +62,8 @@ class Retention:
             case Lifetime.FULL:
                 return all_pages
             case Lifetime.WINDOW:
-                return min(all_pages, -(-((self.window_len or 1) - 1 + ahead_len) // page_size) + 1)
+                behind = -(-((self.window_len or 1) - 1) // page_size)
+                return min(all_pages, behind - (-(page_size - 1 + ahead_len) // page_size))
             case Lifetime.STATE:
                 return min(all_pages, 2)  # the checkpoint it goes on from, and the state it writes
 

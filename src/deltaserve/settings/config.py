@@ -644,7 +644,7 @@ class DisaggregationSettings(Group):
     write_back: Literal["off", "on"] = option(
         "on",
         "on: the pages of an answer that only decode has go back to prefill, where it has memory to spare, so that "
-        "the next turn finds both caches warm; not for windowed or recurrent layers, draft heads, or unequal KV dtypes",
+        "the next turn finds both caches warm; not for draft heads, or unequal KV dtypes",
         commands=COMPUTING,
         use="rare",
     )

@@ -85,7 +85,7 @@ class TailPool:
 
     def first_held(self, node: Node, num_tokens: int) -> int:
         """First page index of what continuing at `num_tokens` needs of the path of `node`; its end if any is gone."""
-        needed = min(self._retention.first_needed(num_tokens, self._page_size), node.end)
+        needed = min(self._retention.first_seen(num_tokens, self._page_size), node.end)
         return needed if self._lacking(node, needed) is None else node.end
 
     def _lacking(self, node: Node, needed: int) -> Node | None:

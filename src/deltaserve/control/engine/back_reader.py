@@ -2,11 +2,13 @@
 
     WriteBack -> Grant of the pages that this tree lacks -> landed -> in the tree
 
-Only memory is granted that nobody waits for. Until the pages have landed they are nobody's; then they enter the tree
-where the prefix before them is still there, and are freed where it is not. A write back that comes to nothing costs
-nothing but what the next turn of its conversation computes.
+Of windows and states it is what going on at the answer's end needs. Only memory is granted that nobody waits for. Until
+the pages have landed they are nobody's; then they enter the tree where the prefix before them is still there, and are
+freed where it is not. A write back that comes to nothing costs nothing but what the next turn of its conversation
+computes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deltaserve.control.engine.api import Event, InstanceConfig
@@ -112,15 +114,18 @@ class BackReader:
             return
         namespace, cache = Namespace(told.namespace), self._parts.cache
         keys = extend_keys(self._config.seed_of(namespace), told.tokens, cache.page_size)
-        missing = range(cache.match(namespace, told.tokens, keys).num_pages, num_keys(keys))
-        if not missing or self._tickets.is_coming(key_at(keys, missing.start)) or not self._has_memory(missing):
+        first, end = cache.match(namespace, told.tokens, keys).num_pages, num_keys(keys)
+        if first == end or self._tickets.is_coming(key_at(keys, first)):
             return
-        ticket = self._tickets.grant(peer.name, Room(told.room), Attempt(told.attempt), [missing])
+        missing = [range(first, end), *self._tails(end)]
+        if not self._has_memory(missing):
+            return
+        ticket = self._tickets.grant(peer.name, Room(told.room), Attempt(told.attempt), missing)
         if ticket is None:
             return
         fill = _Fill(ticket, namespace, told.tokens, keys, turn.now, turn.now)
         self._fills[fill.peer, fill.room] = fill
-        self._tickets.open(ticket, fill, key_at(keys, missing.start), turn)
+        self._tickets.open(ticket, fill, key_at(keys, first), turn)
         self._num_asked += 1
         self._grant(fill, turn)
 
@@ -132,12 +137,19 @@ class BackReader:
         is_fit = peer.hello is not None and may_write_back(self._config.cache, self._facts, peer.hello.facts)
         return is_fit and refuse_write_back(self._config, told) is None
 
-    def _has_memory(self, missing: range) -> bool:
-        """Memory that nobody waits for; what is evicted for it was used longer ago."""
-        budget, needs = self._parts.budget, (len(missing),)
-        if self._parts.scheduler.waiting.blocked_need or len(missing) * _POOL_SHARE > self._config.num_pages[0]:
+    def _tails(self, end: int) -> list[range]:
+        """Page indexes of each window and state that going on at page index `end` needs."""
+        cache = self._config.cache
+        needed = (kept.first_needed(end * cache.page_size, cache.page_size) for kept in cache.pools[1:])
+        return [range(first, end) for first in needed]
+
+    def _has_memory(self, missing: Sequence[range]) -> bool:
+        """Memory that nobody waits for, and no prompt that is being computed will; what is evicted for it was used
+        longer ago."""
+        budget, running, needs = self._parts.budget, self._parts.scheduler.running, tuple(map(len, missing))
+        if self._parts.scheduler.waiting.blocked_need or needs[0] * _POOL_SHARE > self._config.num_pages[0]:
             return False
-        return budget.fits(needs) and budget.make_room(needs)
+        return budget.fits(needs, running.needs.total(map(running.reserve_of, running))) and budget.make_room(needs)
 
     def _grant(self, fill: _Fill, turn: EngineTurn) -> None:
         fill.next_grant = turn.now + _REPEAT_S

@@ -3,8 +3,9 @@
     answered -> WriteBack -> (Grant -> all pages in one chunk) | nothing
 
 Nothing is held for an answer that prefill was told of: its pages stay in the tree, to be evicted like others, and those
-that a grant finds there are pinned from the post on. With them prefill's tree reaches as far into a conversation as
-decode's, so either side can compute what the next turn brings.
+that a grant finds there are pinned from the post on. Of windows and states goes what continuing at the end needs. Where
+they are not there any more the end is an earlier one, the last at which this tree could go on itself. With them
+prefill's tree reaches as far into a conversation as decode's, so either side can compute what the next turn brings.
 """
 
 from collections import OrderedDict
@@ -20,6 +21,7 @@ from deltaserve.control.engine.rooms import DecodeRoom
 from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.peer.page_fit import may_write_back
 from deltaserve.control.peer.table import Peer
+from deltaserve.control.sched.request import Request
 from deltaserve.control.transfer.commands import OpenGate
 from deltaserve.control.transfer.sender import GrantVerdict
 from deltaserve.core.errors import FailReason
@@ -29,7 +31,6 @@ from deltaserve.core.layout.prompt_pages import PromptPages
 from deltaserve.core.tokens import TOKEN_BYTES, token_len
 from deltaserve.core.wire.messages import Envelope, Failed, Grant, Message, Revoke, Sent, WriteBack
 
-_FULL = PoolId(0)
 _TOLD_S = 5.0
 """A grant that comes later than that finds nothing."""
 _MAX_TOLD = 64
@@ -46,6 +47,17 @@ class _Answer:
     namespace: Namespace
     tokens: bytes
     until: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Pages of one pool, from page index `first` of a path to its end."""
+
+    first: int
+    pages: tuple[PageId, ...]
+
+    def of(self, indexes: range) -> tuple[PageId, ...]:
+        return self.pages[indexes.start - self.first : indexes.stop - self.first]
 
 
 class BackWriter:
@@ -73,9 +85,16 @@ class BackWriter:
         if hello is None or not may_write_back(self._config.cache, self._facts, hello.facts):
             return
         whole = lcm(hello.facts.page_size, self._config.cache.page_size)
-        num_pages = (room.request.num_tokens - 1) // whole  # nothing was computed of the last token
-        if num_pages > (room.attempt_len // whole if room.prefill == name else 0):
-            self._tell(name, room, bytes(room.request.tokens[: num_pages * whole * TOKEN_BYTES]), turn)
+        num_tokens = (room.request.num_tokens - 1) // whole * whole  # nothing was computed of the last token
+        has_len = room.attempt_len // whole * whole if room.prefill == name else 0
+        if num_tokens > has_len and (num_tokens := self._reach(room.request, num_tokens)) > has_len:
+            self._tell(name, room, bytes(room.request.tokens[: num_tokens * TOKEN_BYTES]), turn)
+
+    def _reach(self, request: Request, num_tokens: int) -> int:
+        """Up to where, of so many tokens, this tree has all that going on there needs."""
+        if self._config.cache.keeps_all:
+            return num_tokens
+        return self._parts.cache.match(request.namespace, request.tokens, request.keys, num_tokens).num_tokens
 
     def _tell(self, name: PeerName, room: DecodeRoom, tokens: bytes, turn: EngineTurn) -> None:
         namespace = room.request.namespace
@@ -127,21 +146,22 @@ class BackWriter:
         ticket, verdict = self._outflow.sender.accept(peer.name, boot, grant, prompt)
         if verdict is GrantVerdict.OPENED and ticket is not None:
             turn.do(OpenGate(peer.name, ticket.id, tuple(map(len, ticket.pages))))
-            sources = ticket.sources(_FULL, prompt.num_pages)
-            source_pages = [pages[sources.start : sources.stop]]
-            turn.do(self._outflow.sender.post(ticket, [prompt.num_pages], source_pages, _ALL_SENT))
+            sources = [ticket.sources(PoolId(pool), prompt.num_pages) for pool in range(len(pages))]
+            source_pages = [held.of(indexes) for held, indexes in zip(pages, sources, strict=True)]
+            ends = [prompt.num_pages] * len(pages)
+            turn.do(self._outflow.sender.post(ticket, ends, source_pages, _ALL_SENT))
             self._num_sent += 1
         return verdict is not GrantVerdict.CLOSED
 
-    def _pages(self, answer: _Answer, num_tokens: int) -> tuple[PageId, ...] | None:
-        """The answer's pages in the tree; None where some are gone."""
+    def _pages(self, answer: _Answer, num_tokens: int) -> tuple[_Held, ...] | None:
+        """What the tree has of each pool for going on at the answer's end; None where some of it is gone."""
         cache = self._parts.cache
         keys = extend_keys(self._config.seed_of(answer.namespace), answer.tokens, cache.page_size)
         match = cache.match(answer.namespace, answer.tokens, keys)
         if match.num_tokens < num_tokens:
             return None
         lease = cache.lease(match)
-        pages = lease.pages(_FULL)
+        pages = tuple(_Held(lease.first_page(pool), lease.pages(pool)) for pool in range(len(cache.pools)))
         cache.release(lease)  # the post pins them
         return pages
 

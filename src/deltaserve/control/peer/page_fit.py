@@ -48,9 +48,9 @@ def may_write_back(cache: CacheSpec, ours: Facts, theirs: Facts) -> bool:
     """Whether pages that decode has computed may stand in prefill's tree: others get them from there.
 
     They are what prefill would have computed: nothing is left out that a draft head keeps, and no element has been
-    rounded. Of windows and states only what continuing at an answer's end needs is left on decode.
+    rounded.
     """
-    return cache.keeps_all and cache.draft_group is None and ours.kv_dtypes == theirs.kv_dtypes
+    return cache.draft_group is None and ours.kv_dtypes == theirs.kv_dtypes
 
 
 @dataclass(frozen=True, slots=True)
