@@ -12,7 +12,8 @@ from tests.patience import PATIENCE_S
 
 PAGE = 16
 FLAGS = ("--page-size", str(PAGE), "--chunked-prefill-size", "64", "--attention-split-tokens", str(PAGE))
-LITTLE = (*FLAGS, "--num-pages", "24", "--cache-dir-mib", "64")
+LITTLE = (*FLAGS, "--num-pages", "24")
+FILE = ("--cache-dir", "pages", "--cache-dir-mib", "64")
 PROMPTS = [random_prompt(17 * PAGE + 3, seed=seed) for seed in range(4)]
 """Any two of them are more than a worker's memory holds."""
 LOADED = "deltaserve_tier_tokens_loaded_total"
@@ -49,7 +50,7 @@ def test_what_was_evicted_comes_back_from_the_file(
 ) -> None:
     model = tiny_models / family
     (folder / "pages").mkdir(parents=True)
-    with serving(folder, model, *LITTLE, "--cache-dir", "pages", *flags) as server:
+    with serving(folder, model, *LITTLE, *FILE, *flags) as server:
         first = serve_all(server, model, 1)
         assert first > len(PROMPTS) * 17 * PAGE
         wait_until(lambda: total(server, STORED) >= len(PROMPTS) * 17, "all pages in the file", server)
@@ -70,7 +71,7 @@ def test_without_a_file_everything_is_computed_again(tiny_models: Path, folder: 
 def test_a_file_that_is_spoiled_is_not_believed(tiny_models: Path, folder: Path) -> None:
     model = tiny_models / "llama"
     (folder / "pages").mkdir(parents=True)
-    with serving(folder, model, *LITTLE, "--cache-dir", "pages") as server:
+    with serving(folder, model, *LITTLE, *FILE) as server:
         first = serve_all(server, model, 1)
         wait_until(lambda: total(server, STORED) >= len(PROMPTS) * 17, "all pages in the file", server)
         for name in ("prefill-0", "decode-0"):
