@@ -254,7 +254,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         end = len(held.word)
         assert held.lease.num_pages == end
         for pool in POOLS:
-            needed = min(end, self.cache.retentions[pool].first_needed(num_tokens, self.toy.page_size))
+            needed = min(end, self.cache.retentions[pool].first_seen(num_tokens, self.toy.page_size))
             is_state = self.cache.retentions[pool].lifetime is Lifetime.STATE
             whole = not is_state and self.has(held.namespace, held.word, pool, needed, end)
             assert held.firsts[pool] == (needed if whole else end)

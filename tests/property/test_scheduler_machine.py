@@ -165,10 +165,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.waiting.hold(request)
         missing = []
         for pool, kept in enumerate(cache.retentions):
-            needed = range(kept.first_needed(request.num_tokens, size), -(-request.num_tokens // size))
+            end = -(-request.num_tokens // size)
             held = range(request.lease.first_page(pool), request.lease.num_pages)
-            missing.append(range(held.stop, needed.stop) if held else needed)
-            assert set(needed) <= {*held, *missing[-1]}
+            missing.append(range(held.stop if held else kept.first_needed(request.num_tokens, size), end))
+            assert set(range(kept.first_seen(request.num_tokens, size), end)) <= {*held, *missing[-1]}
         needs = tuple(map(len, missing))
         if not self.scheduler.waiting.yield_to(request, needs, reserve):
             return TryOutcome.NO_ROOM
@@ -328,7 +328,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         size = self.config.page_size
         for index, kept in enumerate(self.bench.cache.retentions):
             held = held_pages(request, PoolId(index))
-            first = (end - 1) // size if kept.lifetime is Lifetime.STATE else kept.first_needed(start, size)
+            first = (end - 1) // size if kept.lifetime is Lifetime.STATE else kept.first_seen(start, size)
             assert held.keys() >= set(range(first, -(-end // size)))
             assert len(held) == request.num_held(PoolId(index))
             places = self.config.max_drafts if self.config.drafts_take_places else 0
