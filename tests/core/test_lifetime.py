@@ -37,6 +37,7 @@ def test_no_page_is_given_up_while_a_later_token_sees_it(window_len: int) -> Non
     window = Retention(Lifetime.WINDOW, window_len)
     for num_tokens in range(100):
         oldest = max(0, num_tokens - window_len + 1)
+        assert window.first_seen(num_tokens, 16) == oldest // 16
         assert oldest // 16 - 1 <= window.first_needed(num_tokens, 16) <= oldest // 16
         assert window.first_needed(num_tokens, 16) <= window.first_needed(num_tokens + 1, 16)
 

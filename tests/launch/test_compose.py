@@ -205,12 +205,8 @@ def test_a_file_under_the_cache_holds_whole_pages(tiny_models: Path) -> None:
 
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
 def test_a_worker_without_a_cache_sets_nothing_aside(role: Role, tmp_path: Path) -> None:
-    model = Path(__file__).parents[2] / "models/recall-micro"
-    memory = {"cache_dir": "pages", "disable_decode_radix_cache": True}
-    settings = Settings.model_validate({"model": {"model_path": str(model), "device": "cpu"}, "memory": memory})
-    checkpoint = Checkpoint.open(str(model))
-    resolved = resolve_settings(settings, checkpoint)[role]
-    spec = worker_spec("worker-0", role, settings, checkpoint, resolved, tmp_path / "secret")
+    _, _, specs = pair_of({"memory": {"cache_dir": "pages", "disable_decode_radix_cache": True}}, tmp_path)
+    (spec,) = (spec for spec in specs if spec.role is role)
     has_file = role is Role.PREFILL
     assert (bool(spec.cache_slots), bool(spec.cache_dir)) == (has_file, has_file)
 

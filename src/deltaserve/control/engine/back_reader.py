@@ -146,10 +146,10 @@ class BackReader:
     def _has_memory(self, missing: Sequence[range]) -> bool:
         """Memory that nobody waits for, and no prompt that is being computed will; what is evicted for it was used
         longer ago."""
-        budget, running, needs = self._parts.budget, self._parts.scheduler.running, tuple(map(len, missing))
-        if self._parts.scheduler.waiting.blocked_need or needs[0] * _POOL_SHARE > self._config.num_pages[0]:
+        budget, sched, needs = self._parts.budget, self._parts.scheduler, tuple(map(len, missing))
+        if sched.waiting.blocked_need or needs[0] * _POOL_SHARE > self._config.num_pages[0]:
             return False
-        return budget.fits(needs, running.needs.total(map(running.reserve_of, running))) and budget.make_room(needs)
+        return budget.fits(needs, sched.running.reserve()) and budget.make_room(needs)
 
     def _grant(self, fill: _Fill, turn: EngineTurn) -> None:
         fill.next_grant = turn.now + _REPEAT_S

@@ -165,8 +165,7 @@ class Tiering:
         num_loading = sum(len(load.pages) for load in self._loads.values())
         if num_loading and (num_loading + num_pages) * _POOL_SHARE > self._pool.num_pages:
             return False
-        running = self._sched.running
-        return self._budget.fits((num_pages,), running.needs.total(map(running.reserve_of, running)))
+        return self._budget.fits((num_pages,), self._sched.running.reserve())
 
     def _load(self, request: Request, first: int, slots: tuple[int, ...], turn: EngineTurn) -> None:
         owned = self._budget.allocate((len(slots),))

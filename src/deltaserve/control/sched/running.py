@@ -395,6 +395,10 @@ class Running:
         share = int(self.config.reserve_len * self._reserve_scale)
         return self.needs.of_output(request, min(share, max(0, request.max_len - request.num_tokens)))
 
+    def reserve(self) -> Needs:
+        """Pages kept for the further output of all of them."""
+        return self.needs.total(map(self.reserve_of, self))
+
     def decay_reserve(self) -> None:
         """Let the reserve shrink towards its base; called once per step."""
         self._reserve_scale = max(1.0, self._reserve_scale * _RESERVE_DECAY)
