@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ PROMPTS = [random_prompt(17 * PAGE + 3, seed=seed) for seed in range(4)]
 """Any two of them are more than a worker's memory holds."""
 LOADED = "deltaserve_tier_tokens_loaded_total"
 STORED = "deltaserve_tier_pages_stored_total"
+SLOTS = "deltaserve_tier_slots"
 COMPUTED = "deltaserve_computed_tokens_total"
 
 
@@ -91,6 +93,30 @@ def spoil(pid: int, folder: Path) -> None:
         content[100::256] = bytes(byte ^ 0x5A for byte in content[100::256])
         spoiled.seek(0)
         spoiled.write(content)
+
+
+@pytest.mark.parametrize("flags", [(), ("--prefill-tp-size", "2")], ids=["one rank", "two ranks"])
+def test_a_worker_that_starts_again_without_its_folder_serves_on(
+    tiny_models: Path, folder: Path, flags: tuple[str, ...]
+) -> None:
+    model = tiny_models / "llama"
+    (folder / "pages").mkdir(parents=True)
+    with serving(folder, model, *LITTLE, *FILE, *flags, deaths=2) as server:
+        serve_all(server, model, 1)
+        (folder / "pages").rmdir()
+        server.signal("prefill-0", signal.SIGKILL)
+        server.wait_back("prefill-0")
+        serve_all(server, model, 2)
+        assert {name: values[SLOTS] > 0 for name, values in server.metrics().items()} == {
+            "prefill-0": False,
+            "decode-0": True,
+        }
+        assert "without a file under its cache" in server.log()
+        (folder / "pages").mkdir()
+        server.signal("prefill-0", signal.SIGKILL)
+        server.wait_back("prefill-0")
+        serve_all(server, model, 3)
+        assert all(values[SLOTS] > 0 for values in server.metrics().values())
 
 
 @pytest.mark.parametrize(("where", "told"), [("no/such", "No such file"), (".", "no space for it")])

@@ -208,7 +208,7 @@ def test_a_worker_without_a_cache_sets_nothing_aside(role: Role, tmp_path: Path)
     _, _, specs = pair_of({"memory": {"cache_dir": "pages", "disable_decode_radix_cache": True}}, tmp_path)
     (spec,) = (spec for spec in specs if spec.role is role)
     has_file = role is Role.PREFILL
-    assert (bool(spec.cache_slots), bool(spec.cache_dir)) == (has_file, has_file)
+    assert (bool(spec.cache_slots), bool(spec.cache_dir), bool(spec.cache_bytes)) == (has_file,) * 3
 
 
 @pytest.mark.parametrize(

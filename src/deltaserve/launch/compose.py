@@ -462,6 +462,7 @@ def worker_spec(
         staging_bytes=0 if disaggregation.staging == "off" else disaggregation.staging_memory_mib << 20,
         cache_dir=folder,
         cache_slots=0 if folder is None else cache_slots(settings, checkpoint.spec, resolved),
+        cache_bytes=0 if folder is None else settings.memory.cache_dir_mib << 20,
         tp_size=resolved.tp_size,
         ep_size=ep_size_of(settings),
         num_threads=resolved.num_threads,

@@ -268,6 +268,7 @@ def worker(**changes: object) -> dict[str, object]:
         "evictable_pages": [40],
         "num_running": 2,
         "draining": False,
+        "metrics": {},
     }
     status |= {key: value for key, value in changes.items() if key in status}
     plain = {"name": "decode-0", "refusal": None, "state": "ready", "status": status, "breaker": "closed"}
@@ -284,6 +285,8 @@ def worker(**changes: object) -> dict[str, object]:
         ({"quarantined_pages": [26]}, Level.FAIL),
         ({"draining": True}, Level.WARN),
         ({"breaker": "open"}, Level.WARN),
+        ({"metrics": {"deltaserve_tier_slots": 9}}, Level.OK),
+        ({"metrics": {"deltaserve_tier_slots": 0}}, Level.WARN),
     ],
 )
 def test_workers_of_a_server(changes: dict[str, object], level: Level) -> None:

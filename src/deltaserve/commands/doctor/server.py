@@ -70,4 +70,6 @@ def _worker(worker: dict[str, Any]) -> Line:
     text = f"{name}: fits, {status['num_running']} running, {free} of {total} pages free or evictable"
     if is_crowded(quarantined, total):
         return Line(Level.FAIL, "worker", f"{text}, {quarantined} quarantined")
+    if status.get("metrics", {}).get("deltaserve_tier_slots") == 0:
+        return Line(Level.WARN, "worker", f"{text}, without its file: where --cache-dir was is no place for it now")
     return Line(Level.WARN if status["draining"] or worker["breaker"] != "closed" else Level.OK, "worker", text)

@@ -7,21 +7,17 @@ is mostly had by a copy in memory.
 The file has no name: whatever ends the process, its space is given back, and nobody else can open it.
 """
 
-import errno
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from deltaserve.compute.memory.arena import Arena
 from deltaserve.compute.memory.kv_pool import KvPool
 from deltaserve.control.transfer.slot_seal import HEADER_BYTES, SlotSeal
 from deltaserve.control.transfer.tier_plane import TierError
-from deltaserve.core.errors import ConfigError
+from deltaserve.core.files.unnamed_file import open_unnamed
 from deltaserve.core.ids import PageId, PoolId
 
-_TOO_LARGE = {errno.ENOSPC: "no space for it", errno.EFBIG: "the file system allows no file of that size"}
 _FULL = PoolId(0)
 
 
@@ -35,7 +31,7 @@ class CacheFile:
         self._slot_bytes = slot_bytes(arenas)
         self._seal = SlotSeal(of_whom)
         self._header = bytearray(HEADER_BYTES)
-        self._opened = _begin(folder, num_slots * self._slot_bytes)
+        self._opened = open_unnamed(folder, num_slots * self._slot_bytes, "--cache-dir")
         self._file = self._opened.fileno()
 
     def write(self, slot: int, key: bytes, page: PageId) -> int:
@@ -72,19 +68,3 @@ class CacheFile:
 def slot_bytes(arenas: Sequence[Arena]) -> int:
     """Bytes of a slot of the file of a rank with these arenas."""
     return HEADER_BYTES + sum(arena.page_bytes for arena in arenas)
-
-
-def _begin(folder: Path, num_bytes: int) -> BinaryIO:
-    """An empty file of this size, ours alone. Raises ConfigError."""
-    where = f"--cache-dir {str(folder)[:200]}"
-    try:
-        file = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115 it lives as long as the process
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: {getattr(error, 'strerror', None) or error}") from None
-    try:
-        os.posix_fallocate(file.fileno(), 0, num_bytes)
-    except OSError as error:
-        file.close()
-        reason = _TOO_LARGE.get(error.errno or 0, error.strerror or str(error))
-        raise ConfigError(f"{where}: {-(-num_bytes >> 20)} MiB: {reason}") from None
-    return file

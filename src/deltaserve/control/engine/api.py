@@ -108,6 +108,8 @@ class InstanceConfig:
     """Each of them has memory in which elements are converted on the way."""
     tier_slots: int = 0
     """Pages that the file under the tree holds. 0: there is none."""
+    lacks_file: bool = False
+    """There should be one, and it cannot be had."""
     configured_role: Role | None = None
     """What the process was started as, once its role was changed; None: it never was."""
 

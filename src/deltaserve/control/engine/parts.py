@@ -39,6 +39,8 @@ class Parts:
     scheduler: Scheduler
     tiering: Tiering | None = None
     """What is copied to and from the file under the tree; None: there is no file."""
+    lacks_file: bool = False
+    """There should be one."""
 
 
 def build_parts(config: InstanceConfig) -> Parts:
@@ -52,7 +54,7 @@ def build_parts(config: InstanceConfig) -> Parts:
     tiering = None
     if config.tier_slots:
         tiering = Tiering(TierConfig(config.tier_slots, _page_bytes(config)), pools[0], cache, budget, scheduler)
-    return Parts(pools, cache, budget, scheduler, tiering)
+    return Parts(pools, cache, budget, scheduler, tiering, config.lacks_file)
 
 
 def _page_bytes(config: InstanceConfig) -> int:
@@ -127,6 +129,8 @@ def pool_metrics(parts: Parts) -> dict[str, float]:
     metrics["deltaserve_drafts_accepted_total"] = speculation.totals.num_right
     metrics["deltaserve_drafts_right_share"] = speculation.right_share
     metrics["deltaserve_draft_price"] = parts.scheduler.running.step_target.cost.price or 0.0
+    if parts.lacks_file:
+        metrics["deltaserve_tier_slots"] = 0
     return metrics if parts.tiering is None else metrics | parts.tiering.metrics()
 
 

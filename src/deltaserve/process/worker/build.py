@@ -212,6 +212,7 @@ def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, names: Check
         tp_size=spec.tp_size,
         has_staging=spec.staging is not None,
         tier_slots=spec.cache_slots,
+        lacks_file=spec.cache_dir is not None and not spec.cache_slots,
     )
 
 
@@ -316,7 +317,8 @@ def _plane(
     def open_now() -> DataPlane:
         return _open_plane(spec, boot, executor, shard, staging_memory)
 
-    store = None if spec.cache_dir is None else _cache_file(spec, spec.cache_dir, executor, shard)
+    folder = spec.cache_dir if spec.cache_slots else None
+    store = None if folder is None else _cache_file(spec, folder, executor, shard)
     plane = PlaneOnDemand(open_now) if spec.role is Role.UNIFIED else open_now()
     return plane if store is None else TierLog(TierPlane(plane, store, time.monotonic))
 

@@ -31,6 +31,7 @@ from deltaserve.process.links.security import LinkSecurity
 from deltaserve.process.worker.grammars_ahead import GrammarsAhead
 from deltaserve.process.worker.launch_thread import LaunchThread
 from deltaserve.process.worker.loop import Loop, LoopOptions, Threads
+from deltaserve.process.worker.lost_file import without_lost_file
 from deltaserve.process.worker.member_thread import ExpertMember, MemberThread
 from deltaserve.process.worker.rank_group import RankProcesses, RankProgram
 from deltaserve.process.worker.step_thread import Stepping, StepThread
@@ -96,7 +97,10 @@ def end_refused(reason: ConfigError | str, parent: Parent | None) -> NoReturn:
 def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tuple[str, ...]) -> Exit:
     start_log(spec.name, spec.log, None if parent is None else parent.progress)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    boot = new_boot(0 if parent is None else parent.welcome.former_boot)
+    former = 0 if parent is None else parent.welcome.former_boot
+    boot = new_boot(former)
+    if former:
+        spec = without_lost_file(spec)
     security = LinkSecurity.from_cluster_key(read_secret(spec)) if spec.curve else None
     progress = _log.info if parent is None else parent.progress
     program = RankProgram(rank_argv, progress, lambda message: end_refused(message, parent))
