@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from deltaserve.control.cache.eviction import KvEviction
 from deltaserve.core.ids import Namespace
+from deltaserve.core.namespaces import narrowed
 from tests.control.cache.toys import ALICE, BOB, Toy
 
 NUM_PAGES = 12
@@ -77,14 +78,23 @@ def test_who_hints_nothing_is_given_up_in_the_order_of_the_policy(asks: list[Ask
         assert list(order) == list(order._rest)
 
 
-@given(asks=ASKS)
-def test_who_keeps_all_it_can_leaves_three_quarters_to_others(asks: list[Ask]) -> None:
+SALTED_ASKS = st.lists(
+    st.tuples(
+        st.sampled_from([ALICE, BOB]), st.sampled_from(["", "1", "2", "3"]), st.text("ab", min_size=1, max_size=6)
+    ),
+    max_size=60,
+)
+
+
+@given(asks=SALTED_ASKS)
+def test_who_keeps_all_it_can_leaves_three_quarters_to_others(asks: list[tuple[Namespace, str, str]]) -> None:
     """Under lru Bob, who keeps nothing, has whatever he would have in a pool of three quarters where nobody does; and
-    all of the pool when he needs it."""
+    all of the pool when he needs it. Alice keeps under as many salts as she likes."""
     plain, keeping = Served(KvEviction.LRU, NUM_PAGES - NUM_PAGES // 4), Served(KvEviction.LRU)
-    for name, word, _ in asks:
-        plain.serve(name, word)
-        keeping.serve(name, word, seconds=60.0 if name == ALICE else 0.0)
+    for name, salt, word in asks:
+        namespace = narrowed(name, salt) if salt and name == ALICE else name
+        plain.serve(namespace, word)
+        keeping.serve(namespace, word, seconds=60.0 if name == ALICE else 0.0)
         assert keeping.toy.cache.num_retained <= NUM_PAGES // 4
         assert plain.pages_of(BOB) <= keeping.pages_of(BOB)
     word = "".join(chr(ord("A") + i) for i in range(NUM_PAGES))

@@ -1203,7 +1203,7 @@ MUTANTS = (
         "kept_by_a_tenant_without_bound",
         "C4",
         _RETENTION,
-        "self._most_of_one - self._of[namespace]",
+        "self._most_of_one - self._of[tenant_of(namespace)]",
         "self._most_of_one",
     ),
     Mutant(

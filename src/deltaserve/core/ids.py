@@ -27,7 +27,8 @@ Attempt = NewType("Attempt", int)
 TicketSeq = NewType("TicketSeq", int)
 """Number of a ticket, contiguous per (decode boot, prefill boot), counted from 1."""
 Namespace = NewType("Namespace", str)
-"""Tenant (plus optional salt). First element of every cache key: two namespaces never share a page."""
+"""Tenant (plus optional salts, see namespaces.py). First element of every cache key: two namespaces never share a
+page."""
 DEFAULT_NAMESPACE = Namespace("default")
 """That of requests without a key."""
 

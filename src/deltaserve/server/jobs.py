@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 from deltaserve.control.front.client import Generation, Limits
 from deltaserve.core.hints import NO_HINTS, KvHints
 from deltaserve.core.ids import Namespace, Role, Room
+from deltaserve.core.namespaces import narrowed
 from deltaserve.core.tokens import pack_u32
 from deltaserve.core.wire.messages import CacheUse
 from deltaserve.server.api_errors import ApiError, excerpt, invalid, unsupported
@@ -81,12 +82,12 @@ def new_id(prefix: str) -> str:
 
 
 def salted(namespace: Namespace, salt: str | None, param: str = "cache_salt") -> Namespace:
-    """The tenant's namespace, narrowed by the client's salt. Both parts are length-prefixed: no collisions."""
+    """The tenant's namespace, narrowed by the client's salt. Raises ApiError 400."""
     if salt is None:
         return namespace
     if not 0 < len(salt.encode()) <= MAX_SALT_BYTES:
         raise invalid(param, f"{param} has {len(salt.encode())} bytes, allowed is 1..{MAX_SALT_BYTES}")
-    return Namespace(f"{len(namespace)}:{namespace}+{salt}")
+    return narrowed(namespace, salt)
 
 
 @dataclass(frozen=True, slots=True)

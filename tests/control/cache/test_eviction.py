@@ -8,6 +8,7 @@ from deltaserve.control.cache.eviction import KvEviction, LruOrder
 from deltaserve.control.cache.radix import Node
 from deltaserve.core.ids import Namespace
 from deltaserve.core.lifetime import KEEP_ALL
+from deltaserve.core.namespaces import narrowed
 from tests.control.cache.toys import ALICE, BOB, STATE, Toy, window
 
 
@@ -252,6 +253,18 @@ def test_a_tenant_keeps_a_quarter_and_all_of_them_half(policy: KvEviction) -> No
     toy.cache.tell_time(5.0)
     toy.cache.check_integrity()
     assert (toy.cache.num_retained, room_of(toy, ALICE), room_of(toy, BOB)) == (4, 1, 5)
+
+
+@pytest.mark.parametrize("policy", KvEviction)
+def test_salts_do_not_multiply_what_a_tenant_keeps(policy: KvEviction) -> None:
+    toy = toy_of(policy, 20)
+    one, other = narrowed(ALICE, "1"), narrowed(narrowed(ALICE, "1"), "2")
+    assert kept(toy, "abc", 5.0, one) == 3
+    assert room_of(toy, ALICE) == room_of(toy, one) == 2
+    assert kept(toy, "abcd", 5.0, other) == 2
+    assert room_of(toy, BOB) == room_of(toy, narrowed(BOB, "1")) == 5
+    toy.cache.tell_time(5.0)
+    assert room_of(toy, ALICE) == 5
 
 
 @pytest.mark.parametrize("policy", KvEviction)

@@ -212,7 +212,7 @@ class PrefixCache:
 
     def retain(self, lease: Lease, seconds: float) -> int:
         """Keep the leased path for so long: it is evicted behind all that nobody keeps. Returns the FULL pages that are
-        kept of it, from its beginning on: no more than its namespace's share."""
+        kept of it, from its beginning on: no more than its tenant's share."""
         self._check_live(lease)
         num_kept, until = 0, self._now + seconds
         for node in () if lease._node.severed else _path(lease._node)[1:]:
@@ -227,7 +227,7 @@ class PrefixCache:
         return num_kept
 
     def may_retain(self, namespace: Namespace, tokens: Packed, keys: Packed) -> int:
-        """Pages of this path, from its beginning on, that `retain` may keep: those it keeps, and what its namespace may
+        """Pages of this path, from its beginning on, that `retain` may keep: those it keeps, and what its tenant may
         keep beyond all that is kept."""
         root, num_kept = self._tree.roots.get(namespace), 0
         if root is not None:

@@ -1,9 +1,9 @@
 """What clients asked to keep for a while: until when, and how much of it is whose.
 
 A node is kept with all of its ancestors, so what is kept of a path is its beginning. Kept nodes are evicted behind all
-others (eviction.py) until their time is over: it is advice, and memory that is needed is had. A namespace may keep a
-quarter of the pool, all of them together half, so that most of what anybody else has cached is evicted in the order of
-its use.
+others (eviction.py) until their time is over: it is advice, and memory that is needed is had. A tenant may keep a
+quarter of the pool, under whatever salts, all of them together half, so that most of what anybody else has cached is
+evicted in the order of its use.
 """
 
 import heapq
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from deltaserve.control.cache.radix import Node
 from deltaserve.core.errors import IntegrityError
 from deltaserve.core.ids import Namespace
+from deltaserve.core.namespaces import tenant_of
 
 _MOST_OF_ALL = 2
 _MOST_OF_ONE = 4
@@ -30,14 +31,15 @@ class KeptNodes:
         self._until: dict[Node, float] = {}
         self._size: dict[Node, int] = {}
         self._of: Counter[Namespace] = Counter()
+        """Pages of each tenant."""
         self._ends: list[tuple[float, int, Node]] = []
         """A heap of times, each with a number of its own; some are put off by now."""
         self._num_ends = 0
         self.num_pages = 0
 
     def room(self, namespace: Namespace) -> int:
-        """Pages that this namespace may keep beyond those it keeps."""
-        return max(0, min(self._most_of_all - self.num_pages, self._most_of_one - self._of[namespace]))
+        """Pages that the tenant of this namespace may keep beyond those it keeps."""
+        return max(0, min(self._most_of_all - self.num_pages, self._most_of_one - self._of[tenant_of(namespace)]))
 
     def keep(self, node: Node, until: float) -> None:
         """Nodes of one path from the root on: `until` of one is never later than of the one above it."""
@@ -101,6 +103,7 @@ class KeptNodes:
         if num_pages:
             self._size[node] = num_pages
         self.num_pages += more
-        self._of[node.namespace] += more
-        if not self._of[node.namespace]:
-            del self._of[node.namespace]
+        tenant = tenant_of(node.namespace)
+        self._of[tenant] += more
+        if not self._of[tenant]:
+            del self._of[tenant]
