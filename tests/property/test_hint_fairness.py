@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from deltaserve.control.cache.eviction import KvEviction
 from deltaserve.core.ids import Namespace
+from deltaserve.core.keys import key_at
 from deltaserve.core.namespaces import narrowed
 from tests.control.cache.toys import ALICE, BOB, Toy
 
 NUM_PAGES = 12
+ASKED_WORDS = st.text("ab", min_size=1, max_size=6)
 Ask = tuple[Namespace, str, bool]
 """Who asks, for which word, and whether it is done with it: some come back all the same."""
-ASKS = st.lists(
-    st.tuples(st.sampled_from([ALICE, BOB]), st.text("ab", min_size=1, max_size=6), st.booleans()), max_size=60
-)
+ASKS = st.lists(st.tuples(st.sampled_from([ALICE, BOB]), ASKED_WORDS, st.booleans()), max_size=60)
 
 
 class Served:
@@ -48,6 +48,11 @@ class Served:
         """Token paths that are cached."""
         return {path for owner, path in self.toy.contents() if owner == namespace}
 
+    def kept_of(self, namespace: Namespace) -> dict[bytes, float]:
+        """Last page keys of what is kept, and until when."""
+        kept = self.toy.cache._kept._ends.until
+        return {node.keys: until for node, until in kept.items() if node.namespace == namespace}
+
 
 def replay(asks: Sequence[Ask], hinting: Mapping[Namespace, bool], policy: KvEviction) -> list[tuple[int, set[bytes]]]:
     """After each request: its hits, and what Bob has cached."""
@@ -78,10 +83,22 @@ def test_who_hints_nothing_is_given_up_in_the_order_of_the_policy(asks: list[Ask
         assert list(order) == list(order._rest)
 
 
+@given(asks=st.lists(st.tuples(st.sampled_from([ALICE, BOB]), ASKED_WORDS, st.integers(1, 5)), max_size=60))
+def test_what_is_kept_now_is_kept_at_the_cost_of_its_own_tenant(asks: list[tuple[Namespace, str, int]]) -> None:
+    """Whatever it keeps already, and nothing that another one keeps ends earlier."""
+    served = Served(KvEviction.LRU)
+    for name, word, seconds in asks:
+        other = BOB if name == ALICE else ALICE
+        before = served.kept_of(other)
+        served.serve(name, word, seconds=float(seconds))
+        assert served.kept_of(other) == before
+        _, keys = served.toy.text(word, name)
+        share = {key_at(keys, index) for index in range(min(len(word), NUM_PAGES // 4))}
+        assert share <= served.kept_of(name).keys()
+
+
 SALTED_ASKS = st.lists(
-    st.tuples(
-        st.sampled_from([ALICE, BOB]), st.sampled_from(["", "1", "2", "3"]), st.text("ab", min_size=1, max_size=6)
-    ),
+    st.tuples(st.sampled_from([ALICE, BOB]), st.sampled_from(["", "1", "2", "3"]), ASKED_WORDS),
     max_size=60,
 )
 

@@ -198,8 +198,8 @@ def test_states_and_windows_of_a_branch_go_first_as_well() -> None:
 
 
 def room_of(toy: Toy, namespace: Namespace) -> int:
-    """Pages that a conversation of which nothing is cached may keep."""
-    return toy.cache.may_retain(namespace, b"", b"")
+    """Pages that a conversation may keep."""
+    return toy.cache.may_retain(namespace)
 
 
 def kept(toy: Toy, word: str, seconds: float, namespace: Namespace = ALICE) -> int:
@@ -244,15 +244,55 @@ def test_memory_that_is_needed_is_had_of_what_is_kept(policy: KvEviction) -> Non
 def test_a_tenant_keeps_a_quarter_and_all_of_them_half(policy: KvEviction) -> None:
     """What is kept of a path is its beginning."""
     toy = toy_of(policy, 20)
-    assert kept(toy, "abcdefg", 5.0) == 5
-    assert room_of(toy, ALICE) == 0
-    assert kept(toy, "abcdxy", 9.0) == 4, "they are kept already: for longer"
-    assert kept(toy, "xyz", 5.0) == 0
+    carol = Namespace("carol")
+    assert kept(toy, "abcdefg", 9.0) == 5
+    assert (room_of(toy, ALICE), room_of(toy, BOB), room_of(toy, carol)) == (5, 5, 5)
     assert kept(toy, "abcdef", 5.0, BOB) == 5
-    assert room_of(toy, Namespace("carol")) == 0
+    assert (room_of(toy, ALICE), room_of(toy, BOB), room_of(toy, carol)) == (5, 5, 0)
+    assert kept(toy, "abc", 5.0, carol) == 0
+    assert toy.cache.num_retained == 10
     toy.cache.tell_time(5.0)
     toy.cache.check_integrity()
-    assert (toy.cache.num_retained, room_of(toy, ALICE), room_of(toy, BOB)) == (4, 1, 5)
+    assert (toy.cache.num_retained, room_of(toy, carol)) == (5, 5)
+
+
+@pytest.mark.parametrize("policy", KvEviction)
+def test_what_ends_first_makes_way_for_what_is_kept_now(policy: KvEviction) -> None:
+    """As much of it as has to, from its end on; what others keep stays."""
+    toy = toy_of(policy, 40)
+    for word, seconds, namespace in (("abcd", 9.0, ALICE), ("efgh", 5.0, ALICE), ("abcdef", 1.0, BOB)):
+        assert kept(toy, word, seconds, namespace) == len(word)
+    assert kept(toy, "ijkl", 3.0) == 4
+    assert toy.cache.num_retained == 16
+    toy.cache.evict([2])
+    assert [toy.hit(word) for word in ("abcd", "efgh", "ijkl")] == ["abcd", "ef", "ijkl"]
+    assert toy.hit("abcdef", BOB) == "abcdef"
+
+
+@pytest.mark.parametrize("policy", KvEviction)
+def test_what_is_kept_now_does_not_make_way_for_its_own_end(policy: KvEviction) -> None:
+    toy = toy_of(policy, 20)
+    assert kept(toy, "ab", 9.0) == 2
+    assert kept(toy, "xy", 5.0) == 2
+    assert kept(toy, "xyzabc", 3.0) == 5
+    toy.cache.tell_time(4.0)
+    assert toy.cache.num_retained == 2, "its beginning was kept for longer"
+    assert kept(toy, "abxyz", 3.0) == 5
+    toy.cache.tell_time(7.0)
+    toy.cache.check_integrity()
+    assert toy.cache.num_retained == 0
+
+
+@pytest.mark.parametrize("policy", KvEviction)
+def test_of_a_tree_that_is_kept_the_branches_make_way_first(policy: KvEviction) -> None:
+    toy = toy_of(policy, 28)
+    for word in ("abcd", "abce", "abcf"):
+        kept(toy, word, 5.0)
+    assert toy.cache.num_retained == 6
+    assert kept(toy, "xyz", 1.0) == 3
+    assert toy.cache.num_retained == 7
+    toy.cache.evict([2])
+    assert toy.hit("abc") == "abc"
 
 
 @pytest.mark.parametrize("policy", KvEviction)
@@ -260,11 +300,11 @@ def test_salts_do_not_multiply_what_a_tenant_keeps(policy: KvEviction) -> None:
     toy = toy_of(policy, 20)
     one, other = narrowed(ALICE, "1"), narrowed(narrowed(ALICE, "1"), "2")
     assert kept(toy, "abc", 5.0, one) == 3
-    assert room_of(toy, ALICE) == room_of(toy, one) == 2
-    assert kept(toy, "abcd", 5.0, other) == 2
+    assert kept(toy, "abcd", 5.0, other) == 4
+    assert toy.cache.num_retained == 5
     assert room_of(toy, BOB) == room_of(toy, narrowed(BOB, "1")) == 5
     toy.cache.tell_time(5.0)
-    assert room_of(toy, ALICE) == 5
+    assert (toy.cache.num_retained, toy.cache._kept._of) == (0, {})
 
 
 @pytest.mark.parametrize("policy", KvEviction)

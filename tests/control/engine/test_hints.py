@@ -159,6 +159,6 @@ def test_the_next_turn_of_what_is_kept_is_kept_too() -> None:
     assert told == [HintOutcome.ACCEPTED] * 3 + [HintOutcome.CLIPPED]
     other = duo.serve([90 - i for i in range(20)], 1, hints=hints)
     assert other.usage.hint is not None
-    assert other.usage.hint.outcome is HintOutcome.CLIPPED
+    assert other.usage.hint.outcome is HintOutcome.ACCEPTED, "the older one makes way"
     assert duo.metrics(DECODE)["deltaserve_pages_retained"] == 15
     duo.cluster.check()

@@ -212,11 +212,12 @@ class PrefixCache:
 
     def retain(self, lease: Lease, seconds: float) -> int:
         """Keep the leased path for so long: it is evicted behind all that nobody keeps. Returns the FULL pages that are
-        kept of it, from its beginning on: no more than its tenant's share."""
+        kept of it, from its beginning on: no more than its tenant's share. What that keeps elsewhere makes way."""
         self._check_live(lease)
         num_kept, until = 0, self._now + seconds
-        for node in () if lease._node.severed else _path(lease._node)[1:]:
-            room = node.num_pages if node.kept else self._kept.room(node.namespace)
+        path = () if lease._node.severed else tuple(_path(lease._node)[1:])
+        for node in path:
+            room = node.num_pages if node.kept else self._room_for(node, path)
             if not room:
                 break
             part = node if room >= node.num_pages else self._split(node, node.start + room)
@@ -226,16 +227,22 @@ class PrefixCache:
                 break
         return num_kept
 
-    def may_retain(self, namespace: Namespace, tokens: Packed, keys: Packed) -> int:
-        """Pages of this path, from its beginning on, that `retain` may keep: those it keeps, and what its tenant may
-        keep beyond all that is kept."""
-        root, num_kept = self._tree.roots.get(namespace), 0
-        if root is not None:
-            node, reach = self._tree.descend(root, tokens, keys, self._num_full_pages(tokens, keys))
-            while node.parent is not None and not node.kept:
-                node = node.parent
-            num_kept = min(reach, node.end)
-        return num_kept + self._kept.room(namespace)
+    def _room_for(self, node: Node, path: Sequence[Node]) -> int:
+        """Pages that may be kept of `node`, once what its tenant keeps off `path` and ends first has made way."""
+        namespace = node.namespace
+        missing = node.num_pages - self._kept.room(namespace)
+        others = self._kept.first_to_end(namespace, missing, frozenset(path)) if missing > 0 else ()
+        excess = sum(other.num_pages for other in others) - missing
+        if others and excess > 0:
+            self._order.touch_path(self._split(others[-1], others[-1].start + excess))
+        for other in others:
+            self._kept.forget(other)
+            self._order.keep_no_longer(other)
+        return self._kept.room(namespace)
+
+    def may_retain(self, namespace: Namespace) -> int:
+        """Pages of a path, from its beginning on, that `retain` may keep."""
+        return self._kept.most(namespace)
 
     @property
     def num_retained(self) -> int:
@@ -246,7 +253,6 @@ class PrefixCache:
         """What was to be kept until now is as all else is."""
         self._now = now
         for node in self._kept.due(now):
-            self._kept.forget(node)
             self._order.keep_no_longer(node)
 
     # ------------------------------------------------------------ insert

@@ -54,7 +54,7 @@ from deltaserve.core.wire.messages import (
     Submit,
 )
 
-_NO_SHARE = "the share of the cache that may be kept is taken: some of the path is not kept"
+_NO_SHARE = "longer than the share of the cache that may be kept, or others keep that: some of the path is not kept"
 _ASKED = (DecodeState.OFFERED, DecodeState.STARTED, DecodeState.GRANTED)
 _WITH_PREFILL = frozenset({DecodeState.OFFERED, DecodeState.GRANTED})
 _REMOTE = (*_ASKED, DecodeState.VERIFYING)
@@ -259,8 +259,8 @@ class Serving:
             bypasses = request.cache is CacheUse.BYPASS
             reason = "no_cache: nothing is left in a cache" if bypasses else "decode keeps no cache of prefixes"
             return HintAnswer(hint=hint, outcome=HintOutcome.REFUSED, reason=reason)
-        num_pages, path = request.prompt_len // self.config.cache.page_size, (request.tokens, request.keys)
-        if hints.retain_ms and self.parts.cache.may_retain(request.namespace, *path) < num_pages:
+        num_pages = request.prompt_len // self.config.cache.page_size
+        if hints.retain_ms and self.parts.cache.may_retain(request.namespace) < num_pages:
             return HintAnswer(hint=hint, outcome=HintOutcome.CLIPPED, reason=_NO_SHARE)
         if hints.retain_ms > MAX_RETAIN_MS:
             reason = f"kept for {MAX_RETAIN_MS // 1000} s at most"
