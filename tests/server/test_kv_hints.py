@@ -90,7 +90,7 @@ async def test_wrong_hints_are_refused_by_name(codec: TextCodec, path: str, give
         ),
         (
             {
-                "cache_control": {"type": "ephemeral", "ttl": [1]},
+                "cache_control": {"type": "ephemeral", "ttl": None},
                 "messages": [
                     {
                         "role": "user",
@@ -134,6 +134,39 @@ async def test_marks_of_prompt_caching_are_hints(codec: TextCodec, fields: Mappi
         reply = await case.client.post("/v1/messages", content=message(fields), headers=JSON)
         assert reply.status_code == 200, reply.text
     assert [generation.hints.retain_ms for generation in engine.opened] == [retain_s * 1000]
+
+
+def text_block(mark: object) -> dict[str, object]:
+    return {"type": "text", "text": "Hi", "cache_control": mark}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("ttl", ["2h", "", "5M", 300, [1], {"5m": 1}])
+async def test_a_time_to_live_that_there_is_not_is_refused_where_it_stands(codec: TextCodec, ttl: object) -> None:
+    """Also beside a hint that goes before it."""
+    good, wrong = {"type": "ephemeral", "ttl": "1h"}, {"type": "ephemeral", "ttl": ttl}
+    returned = {"type": "tool_result", "tool_use_id": "c", "content": [text_block(good), text_block(wrong)]}
+    call = {"type": "tool_use", "id": "c", "name": "find", "input": {}}
+    turns = [
+        {"role": "user", "content": [text_block(good)]},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [returned]},
+    ]
+    tools = {"tools": [MESSAGES_TOOL], "tool_choice": {"type": "none"}}
+    bodies: dict[str, dict[str, object]] = {
+        "cache_control": {"cache_control": wrong, "kv_hints": {"done": True}},
+        "system[1].cache_control": {"system": [text_block(good), text_block(wrong)]},
+        "tools[0].cache_control": {**tools, "tools": [{**MESSAGES_TOOL, "cache_control": wrong}]},
+        "messages[0].content[0].cache_control": {"messages": [{"role": "user", "content": [text_block(wrong)]}]},
+        "messages[2].content[0].content[1].cache_control": {**tools, "messages": turns},
+    }
+    async with served(codec, OracleEngine(), ServerSettings(MODEL)) as case:
+        for place, fields in bodies.items():
+            reply = await case.client.post("/v1/messages", content=message(fields), headers=JSON)
+            assert reply.status_code == 400, reply.text
+            told = reply.json()["error"]["message"]
+            assert f"{place}.ttl is " in told
+            assert "'5m' or '1h'" in told
 
 
 def answered(told: Mapping[str, object]) -> object:

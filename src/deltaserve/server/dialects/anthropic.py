@@ -11,7 +11,16 @@ from starlette.responses import Response
 
 from deltaserve.core.ids import Namespace
 from deltaserve.core.wire.messages import FinishReason
-from deltaserve.server.api_errors import ApiError, ErrorShape, Json, closed_object, invalid, missing, unsupported
+from deltaserve.server.api_errors import (
+    ApiError,
+    ErrorShape,
+    Json,
+    closed_object,
+    excerpt,
+    invalid,
+    missing,
+    unsupported,
+)
 from deltaserve.server.body_fields import Body, BodyPart, Items, parse
 from deltaserve.server.chat_request import ChatRequest, chat_job, chat_prompt, template_options
 from deltaserve.server.chat_turns import Turns, kind_of, named_job, place_of, read_part, told_by
@@ -167,18 +176,19 @@ def _job(body: MessagesBody, asker: Asker) -> Job:
         if getattr(body, field) not in (None, []):
             raise unsupported(field, f"{field} is not supported: {way_out}")
     turns = _turns(body, asker)
-    name = place_of(turns, _NAMES, _PARTS)
+    name, retain_s = place_of(turns, _NAMES, _PARTS), _marked_s(body)
     with told_by(name):
-        request = replace(_request(body, turns), fields=_common(body, asker), max_tokens=body.max_tokens)
+        request = replace(_request(body, turns), fields=_common(body, retain_s, asker), max_tokens=body.max_tokens)
         return named_job(chat_job(request, asker, new_id("msg_")), name)
 
 
-def _common(body: MessagesBody, asker: Asker) -> Common:
+def _common(body: MessagesBody, retain_s: int, asker: Asker) -> Common:
+    """`retain_s`: for how long marks want the conversation kept."""
     given: dict[str, object] = body.model_dump(include=_COMMON, exclude_none=True)
     if body.stop_sequences:
         given["stop"] = body.stop_sequences
-    if body.kv_hints is None and (seconds := _marked_s(body)):
-        given["kv_hints"] = {"retain_s": seconds}
+    if body.kv_hints is None and retain_s:
+        given["kv_hints"] = {"retain_s": retain_s}
     wanted = body.output_config and body.output_config.format
     if wanted:
         given["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted.schema_}}
@@ -187,22 +197,32 @@ def _common(body: MessagesBody, asker: Asker) -> Common:
 
 def _marked_s(body: ConversationBody) -> int:
     """Seconds for which the client marked a prefix to be kept, the longest of them; 0: it marked none. Which part of
-    the conversation is marked does not matter: all of it is kept, as its next turn needs it."""
-    system = body.system if isinstance(body.system, list) else ()
-    parts: list[Mapping[str, object]] = [{"cache_control": body.cache_control}, *system, *(body.tools or ())]
-    for turn in body.messages:
-        blocks = _blocks_of(turn)
-        parts += [turn, *blocks, *(inner for block in blocks for inner in _blocks_of(block))]
-    marks = (part.get("cache_control") for part in parts)
-    return max(
-        (_TTL_S.get(str(mark.get("ttl")), _DEFAULT_TTL_S) for mark in marks if isinstance(mark, dict)), default=0
-    )
+    the conversation is marked does not matter: all of it is kept, as its next turn needs it. Raises ApiError 400."""
+    marked = {"": {"cache_control": body.cache_control}} | _parts_of("system", body.system)
+    marked |= _parts_of("tools", body.tools)
+    for place, turn in _parts_of("messages", body.messages).items():
+        blocks = _parts_of(f"{place}content", turn.get("content"))
+        marked |= {place: turn} | blocks
+        for inner, block in blocks.items():
+            marked |= _parts_of(f"{inner}content", block.get("content"))
+    marks = {f"{place}cache_control": part.get("cache_control") for place, part in marked.items()}
+    return max((_ttl_s(name, mark) for name, mark in marks.items() if isinstance(mark, dict)), default=0)
 
 
-def _blocks_of(part: Mapping[str, object]) -> list[dict[str, object]]:
-    """Content of a turn, or of what a tool returned, as far as it is made of blocks."""
-    content = part.get("content")
-    return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+def _parts_of(name: str, parts: object) -> dict[str, Mapping[str, object]]:
+    """Place |-> part, of turns, tools or blocks; none where a text stands in their place."""
+    found = enumerate(parts) if isinstance(parts, list) else ()
+    return {f"{name}[{index}].": part for index, part in found if isinstance(part, dict)}
+
+
+def _ttl_s(name: str, mark: Mapping[str, object]) -> int:
+    ttl = mark.get("ttl")
+    if ttl is None:
+        return _DEFAULT_TTL_S
+    if not isinstance(ttl, str) or ttl not in _TTL_S:
+        allowed = " or ".join(f"'{each}'" for each in _TTL_S)
+        raise invalid(f"{name}.ttl", f"{name}.ttl is {excerpt(ttl)}, allowed is {allowed}")
+    return _TTL_S[ttl]
 
 
 def _request(body: ConversationBody, turns: Turns) -> ChatRequest:
