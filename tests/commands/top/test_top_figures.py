@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from deltaserve.commands.top.figures import Look, PoolUse, figures, series_of
+from deltaserve.commands.top.figures import FileUse, Look, PoolUse, figures, series_of
 from deltaserve.commands.top.screen import bar, number, seconds, shown
 from deltaserve.core.sizes import size
 
@@ -111,6 +111,39 @@ def test_the_picture() -> None:
         "evicts 30/s, 2 pages in quarantine",
     ):
         assert words in text, text
+
+
+_FILE = {
+    "deltaserve_tier_slots": 400.0,
+    "deltaserve_tier_pages": 120.0,
+    "deltaserve_tier_pages_stored_total": 500.0,
+    "deltaserve_tier_bytes_loaded_total": 3.0 * 2**20,
+    "deltaserve_tier_failures_total": 2.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("tier", "use", "words"),
+    [
+        ({}, None, None),
+        (_FILE, FileUse(120, 400, 3.0 * 2**20, 2), "120 of 400 pages, 3.0 MiB back, 2 failed"),
+        (_FILE | {"deltaserve_tier_failures_total": 0.0}, FileUse(120, 400, 3.0 * 2**20, 0), "3.0 MiB back  "),
+        ({"deltaserve_tier_slots": 0.0}, FileUse(0, 0, 0.0, 0), "cannot be had"),
+    ],
+)
+def test_a_file_under_the_cache_is_shown_where_there_is_one(
+    tier: dict[str, float], use: FileUse | None, words: str | None
+) -> None:
+    plain, filed = _worker(0.0, 0.0), _worker(0.0, 0.0, name="prefill-0")
+    filed["status"]["metrics"] |= tier
+    look = Look(1.0, {"served_model_name": "m", "engine": {"workers": [plain, filed]}}, {})
+    server = figures(look, None)
+    assert [worker.file for worker in server.workers] == [None, use]
+    console = Console(width=200, record=True, force_terminal=False)
+    console.print(shown(server, "here"))
+    text = console.export_text()
+    assert (" file " in text) is (use is not None), text
+    assert words is None or words in text, text
 
 
 @pytest.mark.parametrize("revisions", [("a1", "b2"), ("a1", "a1"), ("a1", None)])

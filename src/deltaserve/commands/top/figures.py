@@ -13,6 +13,7 @@ Series = Mapping[str, float]
 """`name{label="x"}` |-> value."""
 _WORDS = {state.value: words for state, words in STATE_WORDS.items()}
 _BYTES = "deltaserve_transfer_bytes_landed_total"
+_SLOTS = "deltaserve_tier_slots"
 _TTFT, _ITL = "deltaserve_time_to_first_token_seconds", "deltaserve_inter_token_latency_seconds"
 
 
@@ -43,6 +44,19 @@ class PoolUse:
 
 
 @dataclass(frozen=True, slots=True)
+class FileUse:
+    """The file under the cache of a worker."""
+
+    pages: int
+    slots: int
+    """Pages that it has room for; 0: the worker should have one and cannot."""
+    loaded_bytes: float
+    """What came back from it, since the start of the worker."""
+    failures: int
+    """Copies to or from it that failed."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerFigures:
     """One worker, now and since the last look."""
 
@@ -54,6 +68,8 @@ class WorkerFigures:
     running: int
     waiting: int
     pools: tuple[PoolUse, ...]
+    file: FileUse | None
+    """None: it has none."""
     tokens_per_s: float | None
     """Tokens computed, of prompts and answers; None at the first look."""
     bytes_per_s: float | None
@@ -175,6 +191,7 @@ def _worker(now: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: f
         running=status.get("num_running", 0),
         waiting=status.get("num_waiting", 0),
         pools=tuple(_pools(status)),
+        file=_file(metrics),
         tokens_per_s=rate("deltaserve_computed_tokens_total"),
         bytes_per_s=rate(_BYTES),
         evicted_per_s=rate("deltaserve_pages_evicted_total"),
@@ -182,6 +199,17 @@ def _worker(now: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: f
         tickets=status.get("open_tickets", 0),
         quarantined=sum(status.get("quarantined_pages", ())),
         step_s=status.get("decode_step_s", 0.0),
+    )
+
+
+def _file(metrics: Series) -> FileUse | None:
+    if not any(name.startswith(_SLOTS) for name in metrics):
+        return None
+    return FileUse(
+        pages=int(_sum(metrics, "deltaserve_tier_pages")),
+        slots=int(_sum(metrics, _SLOTS)),
+        loaded_bytes=_sum(metrics, "deltaserve_tier_bytes_loaded_total"),
+        failures=int(_sum(metrics, "deltaserve_tier_failures_total")),
     )
 
 

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deltaserve.commands.top.figures import PoolUse, ServerFigures, WorkerFigures
+from deltaserve.commands.top.figures import FileUse, PoolUse, ServerFigures, WorkerFigures
 from deltaserve.core.sizes import size
 
 _BAR_LEN = 24
@@ -40,14 +40,18 @@ def _table(server: ServerFigures) -> Table:
     for name in ("run", "wait", "tokens/s", "step", "in/s"):
         table.add_column(name, justify="right")
     table.add_column("pages: # used, = cached, . free", no_wrap=True)
+    has_files = any(worker.file is not None for worker in server.workers)
+    if has_files:
+        table.add_column("file")
     table.add_column("besides")
     revisions = {worker.revision for worker in server.workers} - {None}
     for worker in server.workers:
-        table.add_row(*_row(worker, shows_revision=len(revisions) > 1))
+        file = [_file(worker.file)] if has_files else []
+        table.add_row(*_row(worker), *file, _last(worker, shows_revision=len(revisions) > 1))
     return table
 
 
-def _row(worker: WorkerFigures, *, shows_revision: bool) -> Iterator[RenderableType]:
+def _row(worker: WorkerFigures) -> Iterator[RenderableType]:
     yield worker.name
     yield worker.role
     yield Text(worker.state, style=_STATE_STYLES.get(worker.state, "red"))
@@ -57,8 +61,20 @@ def _row(worker: WorkerFigures, *, shows_revision: bool) -> Iterator[RenderableT
     yield seconds(worker.step_s or None)
     yield _ABSENT if worker.bytes_per_s is None else size(int(worker.bytes_per_s))
     yield "\n".join(map(bar, worker.pools)) or _ABSENT
+
+
+def _file(file: FileUse | None) -> Text:
+    if file is None:
+        return Text(_ABSENT)
+    if not file.slots:
+        return Text("cannot be had", style="red")
+    failed = f", {file.failures} failed" if file.failures else ""
+    return Text(f"{file.pages} of {file.slots} pages, {size(int(file.loaded_bytes))} back{failed}")
+
+
+def _last(worker: WorkerFigures, *, shows_revision: bool) -> str:
     revision = [f"revision {worker.revision or 'not told'}"] if shows_revision else []
-    yield ", ".join([*revision, *_besides(worker)])
+    return ", ".join([*revision, *_besides(worker)])
 
 
 def _besides(worker: WorkerFigures) -> Iterator[str]:
