@@ -24,7 +24,7 @@ _STALE = 8
 """Most times that are remembered for each node that is kept."""
 
 
-class _Ends:
+class _EndTimes:
     """Nodes by the end of their time, the earliest first. Of those that end at once the lower ones are first, and no
     node ends behind one above it: so each comes before those above it."""
 
@@ -61,7 +61,7 @@ class _Share:
     """What one tenant keeps."""
 
     num_pages: int = 0
-    ends: _Ends = field(default_factory=_Ends)
+    ends: _EndTimes = field(default_factory=_EndTimes)
 
 
 class KeptNodes:
@@ -71,7 +71,7 @@ class KeptNodes:
         """`num_pages`: of the whole pool."""
         self._most_of_all, self._most_of_one = num_pages // _MOST_OF_ALL, num_pages // _MOST_OF_ONE
         self._size: dict[Node, int] = {}
-        self._ends = _Ends()
+        self._ends = _EndTimes()
         self._of: dict[Namespace, _Share] = {}
         """What each tenant keeps, of those that keep anything."""
         self.num_pages = 0
