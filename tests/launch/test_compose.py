@@ -188,8 +188,8 @@ def test_steps_under_way(flags: dict[str, int], num_ahead: int, tmp_path: Path) 
     assert spec.options.sched.num_ahead == num_ahead
 
 
-def slots_of(model: Path, mib: int = 64, device: Device = "cpu", **flags: object) -> int:
-    """Pages in the file of a worker of one rank."""
+def slots_of(model: Path, mib: int = 64, device: Device = "cpu", **flags: object) -> tuple[int, ...]:
+    """Pages of each pool in the file of a worker of one rank."""
     memory = {"cache_dir": "pages", "cache_dir_mib": mib}
     told = {"model": {"model_path": str(model), "device": "cpu"}, "memory": memory, **flags}
     settings, checkpoint = Settings.model_validate(told), Checkpoint.open(str(model))
@@ -198,9 +198,17 @@ def slots_of(model: Path, mib: int = 64, device: Device = "cpu", **flags: object
 
 
 def test_a_file_under_the_cache_holds_whole_pages(tiny_models: Path) -> None:
-    num_slots = slots_of(tiny_models / "llama")
-    assert slots_of(tiny_models / "llama", 128) in (2 * num_slots, 2 * num_slots + 1)
-    assert 0 < slots_of(tiny_models / "llama", parallelism={"tp_size": 2}) <= num_slots
+    (num_slots,) = slots_of(tiny_models / "llama")
+    assert slots_of(tiny_models / "llama", 128) in ((2 * num_slots,), (2 * num_slots + 1,))
+    (of_two,) = slots_of(tiny_models / "llama", parallelism={"tp_size": 2})
+    assert 0 < of_two <= num_slots
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "qwen3_next"])
+def test_its_pools_share_it_as_they_share_memory(tiny_models: Path, family: str) -> None:
+    num_slots, of_twice = slots_of(tiny_models / family), slots_of(tiny_models / family, 128)
+    assert len(num_slots) == 2
+    assert all(twice in (2 * count, 2 * count + 1) for count, twice in zip(num_slots, of_twice, strict=True))
 
 
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
@@ -211,16 +219,6 @@ def test_a_worker_without_a_cache_sets_nothing_aside(role: Role, tmp_path: Path)
     assert (bool(spec.cache_slots), bool(spec.cache_dir), bool(spec.cache_bytes)) == (has_file,) * 3
 
 
-@pytest.mark.parametrize(
-    ("model", "device", "problem"),
-    [
-        ("llama", "cuda", "not for workers on a GPU yet"),
-        ("gemma3_text", "cpu", "not for a model with windowed or recurrent layers yet"),
-        ("qwen3_next", "cpu", "not for a model with windowed or recurrent layers yet"),
-    ],
-)
-def test_where_there_is_no_file_under_the_cache_yet(
-    tiny_models: Path, model: str, device: Device, problem: str
-) -> None:
-    with pytest.raises(ConfigError, match=f"--cache-dir pages: {problem}"):
-        slots_of(tiny_models / model, device=device)
+def test_there_is_no_file_under_the_cache_on_a_gpu_yet(tiny_models: Path) -> None:
+    with pytest.raises(ConfigError, match="--cache-dir pages: not for workers on a GPU yet"):
+        slots_of(tiny_models / "llama", device="cuda")

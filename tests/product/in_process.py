@@ -16,6 +16,7 @@ import torch
 from deltaserve.compute.collective.collective import ThreadCollective
 from deltaserve.compute.collective.expert_group import ExpertMesh, Partners
 from deltaserve.compute.executor.runner import ExecutorSizes, TorchExecutor
+from deltaserve.compute.memory.cache_file import CacheFile
 from deltaserve.compute.memory.staging_arena import PagesOfGroup, StagingArena
 from deltaserve.control.engine.api import InstanceConfig
 from deltaserve.control.front.client import Generation
@@ -51,6 +52,7 @@ PREFILL, DECODE, UNIFIED = PeerName("prefill-0"), PeerName("decode-0"), PeerName
 NUM_TOP = 5
 _STAGING_BYTES = 1 << 20
 _STAGING_REGION = RegionId(99)
+_SLOTS = 400
 
 
 def member_name(index: int) -> PeerName:
@@ -113,8 +115,11 @@ class TorchWorker(SimWorker):
         staging: StagingMode | None,
         mesh: ExpertMesh | None = None,
         drawing: Drawing = Drawing(),
+        cache_folder: Path | None = None,
     ) -> None:
         super().__init__(world, config, url_of(config.name), plane=PlaneSizes(stall_s=60.0))
+        self.cache_folder = cache_folder
+        """Of the file under its tree."""
         sizes = ExecutorSizes(
             config.num_pages,
             config.max_running_requests,
@@ -150,7 +155,10 @@ class TorchWorker(SimWorker):
             staging = Staging(StagingConfig(_STAGING_REGION, _STAGING_BYTES, mode), StagingArena(buffer, groups))
         endpoint_config = EndpointConfig(config.cache, tuple(infos), shard, checksums=True, stall_s=60.0)
         endpoint = TaggedEndpoint(endpoint_config, transport, executor.memory, staging)
-        return SimRankParts(endpoint, transport, None, RankPace(0.001 * shard.rank, 0.0))
+        slots: Any = None
+        if self.cache_folder is not None:
+            slots = CacheFile(self.cache_folder, config.tier_slots, executor.memory.kv, f"{self.name} {shard}")
+        return SimRankParts(endpoint, transport, None, RankPace(0.001 * shard.rank, 0.0), slots)
 
     def count(self, name: str) -> int:
         """A counter of the endpoints, summed over all ranks."""
@@ -182,6 +190,8 @@ class Setup:
     conditional_prefill: bool = False
     decode_cache: bool = True
     writes_back: bool = False
+    cache_folder: Path | None = None
+    """Of a file under the tree of each worker, which holds all pages; None: there is none."""
     reference: Path | None = None
     """What transformers computes with; None: the same folder."""
     drafting: tuple[Role, ...] = ()
@@ -308,10 +318,15 @@ class Product:
         )
         options = msgspec.structs.replace(config.options, sched=sched)
         config = replace(
-            config, options=options, cache=cache, num_pages=_num_pages(cache, setup), vocab_size=spec.vocab_size
+            config,
+            options=options,
+            cache=cache,
+            num_pages=_num_pages(cache, setup),
+            vocab_size=spec.vocab_size,
+            tier_slots=(_SLOTS,) * cache.num_pools if setup.cache_folder is not None else (),
         )
         drawing = Drawing(setup.rounding, setup.guesses if is_drafting else OFF)
-        worker = TorchWorker(self.world, config, self._folder, spec, staging, mesh, drawing)
+        worker = TorchWorker(self.world, config, self._folder, spec, staging, mesh, drawing, setup.cache_folder)
         if mesh is not None:
             worker.expert_group = self.group
             self.group.admit(worker)
@@ -389,6 +404,9 @@ class Product:
             assert isinstance(worker, TorchWorker)
             assert not worker.instance.transfer_active()
             worker.computing.close()
+            for rank in worker.ranks:
+                if rank.slots is not None:
+                    rank.slots.close()
 
 
 def _num_pages(cache: CacheSpec, setup: Setup) -> tuple[int, ...]:

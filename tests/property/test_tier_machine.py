@@ -35,7 +35,7 @@ class TierMachine(RuleBasedStateMachine):
         slot = self.tier.begin(key)
         pinned = {slot for slots in self.reading for slot in slots}
         if slot is None:
-            assert all(self.tier.find(one, 0)[0] in pinned for one in self.found)
+            assert all(self.slot(one) in pinned for one in self.found)
             return None
         assert slot not in pinned
         assert slot not in self.writing
@@ -63,9 +63,12 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(chain=CHAINS, target=reads)
     def read(self, chain: list[bytes]) -> tuple[int, ...]:
-        slots = self.tier.find(b"".join(chain), 0)
-        known = [key in self.found for key in chain]
-        assert len(slots) == (known.index(False) if False in known else len(known))
+        keys, known = b"".join(chain), [key in self.found for key in chain]
+        num_found = self.tier.num_from(keys, 0)
+        assert num_found == (known.index(False) if False in known else len(known))
+        missing = self.tier.last_missing(keys, range(len(chain)))
+        assert missing == max((at for at, is_known in enumerate(known) if not is_known), default=None)
+        slots = self.tier.use(keys, range(num_found))
         assert [self.bytes[slot] for slot in slots] == chain[: len(slots)]
         slots = tuple(dict.fromkeys(slots))
         self.tier.pin(slots)
@@ -94,10 +97,14 @@ class TierMachine(RuleBasedStateMachine):
         self.found.clear()
         self.void |= set(self.writing)
 
+    def slot(self, key: bytes) -> int:
+        (slot,) = self.tier.use(key, range(1))
+        return slot
+
     def num_held(self) -> int:
         """Slots that are read although nobody finds them any more."""
         pinned = {slot for slots in self.reading for slot in slots}
-        return len(pinned - {self.tier.find(key, 0)[0] for key in self.found})
+        return len(pinned - {self.slot(key) for key in self.found if key in self.tier})
 
     @invariant()
     def books_agree(self) -> None:

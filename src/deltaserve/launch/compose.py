@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from random import Random
 
@@ -461,7 +462,7 @@ def worker_spec(
         staging=None if disaggregation.staging == "off" else StagingMode(disaggregation.staging),
         staging_bytes=0 if disaggregation.staging == "off" else disaggregation.staging_memory_mib << 20,
         cache_dir=folder,
-        cache_slots=0 if folder is None else cache_slots(settings, checkpoint.spec, resolved),
+        cache_slots=() if folder is None else cache_slots(settings, checkpoint.spec, resolved),
         cache_bytes=0 if folder is None else settings.memory.cache_dir_mib << 20,
         tp_size=resolved.tp_size,
         ep_size=ep_size_of(settings),
@@ -485,23 +486,25 @@ def _cache_dir(role: Role, settings: Settings) -> str | None:
     return None if folder is None or not _has_radix_cache(role, settings) else str(Path(folder).absolute())
 
 
-def cache_slots(settings: Settings, spec: ModelSpec, resolved: ResolvedConfig) -> int:
-    """Pages that the file under the tree of a worker holds; 0: it has none. Raises ConfigError."""
+def cache_slots(settings: Settings, spec: ModelSpec, resolved: ResolvedConfig) -> tuple[int, ...]:
+    """Pages of each pool that the file under the tree of a worker holds, shared out as its memory is; empty: it has
+    none. Raises ConfigError."""
     asked, ranks = settings.memory, Shard(0, resolved.tp_size)
     if asked.cache_dir is None:
-        return 0
+        return ()
     where = f"--cache-dir {asked.cache_dir[:80]}"
     if resolved.device != "cpu":
         raise ConfigError(f"{where}: not for workers on a GPU yet")
     cache = spec.cache_spec(resolved.page_size, DType(resolved.kv_cache_dtype), DType(asked.mamba_ssm_dtype))
-    if not cache.keeps_all:
-        raise ConfigError(f"{where}: not for a model with windowed or recurrent layers yet")
     if cache.draft_group is not None:
         raise ConfigError(f"{where}: not beside a draft head yet")
-    slot_bytes = ranks.size * (HEADER_BYTES + pool_page_bytes(cache, ranks)[0])
-    num_slots = (asked.cache_dir_mib << 20) // slot_bytes
-    if not num_slots:
-        raise ConfigError(f"--cache-dir-mib {asked.cache_dir_mib}: a page takes {-(-slot_bytes >> 20)} MiB")
+    slot_bytes = [ranks.size * (HEADER_BYTES + num_bytes) for num_bytes in pool_page_bytes(cache, ranks)]
+    pool_bytes = [size * count for size, count in zip(slot_bytes, resolved.num_pages, strict=True)]
+    share = (asked.cache_dir_mib << 20) / sum(pool_bytes)
+    num_slots = tuple(int(share * count) for count in resolved.num_pages)
+    if not all(num_slots):
+        least = sum(pool_bytes) / min(resolved.num_pages)
+        raise ConfigError(f"--cache-dir-mib {asked.cache_dir_mib}: too little, it takes {ceil(least / (1 << 20))} MiB")
     return num_slots
 
 

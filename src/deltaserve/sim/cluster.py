@@ -97,7 +97,7 @@ class Shape:
     decode_staging_bytes: int = 0
     staging_patience_s: float = 2.0
     tier_slots: int = 0
-    """Pages in the file under the tree of each worker of one pool. 0: there is none."""
+    """Pages of each pool in the file under the tree of each worker. 0: there is none."""
     window_bytes: int | None = None
     """Most bytes of one post, where a page is not larger; None: a few pages."""
 
@@ -194,7 +194,7 @@ def worker_config(
         transport="loopback",
         evidence=shape.evidence,
         tp_size=shape.prefill_ranks if role is Role.PREFILL else shape.decode_ranks,
-        tier_slots=shape.tier_slots if shape.num_pools == 1 else 0,
+        tier_slots=(shape.tier_slots,) * shape.num_pools if shape.tier_slots else (),
         options=InstanceOptions(
             max_queued_requests=shape.max_queued,
             sched=SchedOptions(
@@ -317,6 +317,6 @@ def held_by(worker: SimWorker) -> int:
     pages = sum(pool.count(state) for pool in parts.pools for state in _BUSY)
     pins = sum(pool.num_pinned for pool in parts.pools)
     rows = len(parts.scheduler.running) + len(parts.scheduler.waiting)
-    slots = 0 if parts.tiering is None else parts.tiering.tier.num_pinned + parts.tiering.tier.num_writing
+    slots = 0 if parts.tiering is None else parts.tiering.num_busy_slots
     books = slots + parts.cache.num_leases + worker.instance.outflow.logprobs.num_numbers
     return pages + pins + rows + books + worker.instance.transfer_active()

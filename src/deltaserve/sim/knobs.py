@@ -192,7 +192,7 @@ def draw_knobs(seed: int) -> Knobs:
 def _with_a_file(knobs: Knobs, chance: Chance) -> Knobs:
     """A file under the trees, of a page or of as many as there ever are; in half of these runs slots are not what they
     should be, which no request may notice."""
-    if knobs.shape.num_pools > 1 or not knobs.shape.radix_cache or not chance.hits(_TIERED):
+    if not knobs.shape.radix_cache or not chance.hits(_TIERED):
         return knobs
     rates = dict(knobs.rates)
     if chance.hits(0.5):

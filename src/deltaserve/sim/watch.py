@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.pages import PAGE_TRANSITIONS, PageEvent, PageState
 from deltaserve.control.engine.core import EngineCore
-from deltaserve.control.transfer.commands import TicketId
+from deltaserve.control.transfer.commands import SlotCopy, TicketId
 from deltaserve.control.transfer.receiver import Ticket
 from deltaserve.control.transfer.ring import RingLease, RingPosition, StagingRing
 from deltaserve.control.transfer.staged_transport import StagedTransport
@@ -123,7 +123,7 @@ class Watch:
                     rank.staged.on_gather = partial(_check_gathered, worker)
                     rank.staged.on_scatter = partial(_check_scattered, worker)
                 if rank.slots is not None:
-                    rank.slots.on_store = partial(_check_gathered, worker, PoolId(0))
+                    rank.slots.on_store = partial(_check_gathered, worker)
                     rank.slots.on_load = partial(_check_loaded, worker)
         for rank in worker.ranks:
             if rank.endpoint.staged is not None:
@@ -243,10 +243,13 @@ def _check_scattered(reader: SimWorker, pool: PoolId, page: PageId) -> None:
     _claim(is_granted, "I5", f"{reader.name} scatters to page {page} of pool {pool}, which no ticket holds")
 
 
-def _check_loaded(reader: SimWorker, slot: int, page: PageId) -> None:
+def _check_loaded(reader: SimWorker, copy: SlotCopy) -> None:
     tiering = reader.instance.parts.tiering
-    _claim(tiering is not None and page in tiering.owned(), "I5", f"{reader.name} loads page {page} of no load")
-    _claim(tiering is not None and tiering.tier.is_pinned(slot), "I35", f"{reader.name} reads slot {slot} unpinned")
+    if tiering is None:
+        raise IntegrityError(f"I5: {reader.name}, which has no file, loads page {copy.page}")
+    is_owned, is_pinned = copy.page in tiering.owned(copy.pool), tiering.tiers[copy.pool].is_pinned(copy.slot)
+    _claim(is_owned, "I5", f"{reader.name} loads page {copy.page} of no load")
+    _claim(is_pinned, "I35", f"{reader.name} reads slot {copy.slot} of pool {copy.pool} unpinned")
 
 
 def _check_states(worker: SimWorker) -> int:

@@ -9,9 +9,10 @@ import torch
 
 from deltaserve.compute.memory.cache_file import CacheFile
 from deltaserve.compute.memory.kv_pool import KvPool
+from deltaserve.control.transfer.commands import SlotCopy
 from deltaserve.control.transfer.tier_plane import TierError
 from deltaserve.core.errors import ConfigError
-from deltaserve.core.ids import PageId
+from deltaserve.core.ids import PageId, PoolId
 from deltaserve.core.keys import KEY_BYTES
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.spec import CacheSpec, PageGroup
@@ -32,6 +33,10 @@ def kv() -> KvPool:
     return pool
 
 
+def at(slot: int, key: bytes, page: PageId, pool: int = 0) -> SlotCopy:
+    return SlotCopy(PoolId(pool), page, slot, key)
+
+
 def page(kv: KvPool, number: PageId) -> list[bytes]:
     sizes = [arena.page_bytes for arena in kv.arenas]
     parts = zip(kv.arenas, sizes, strict=True)
@@ -39,9 +44,9 @@ def page(kv: KvPool, number: PageId) -> list[bytes]:
 
 
 def test_pages_of_all_groups_come_back_byte_for_byte(kv: KvPool, tmp_path: Path) -> None:
-    file = CacheFile(tmp_path, 3, kv, "model")
+    file = CacheFile(tmp_path, (3,), kv, "model")
     written, others = page(kv, A), page(kv, PageId(2))
-    assert file.write(2, ONE, A) == file.read(2, ONE, B)
+    assert file.write(at(2, ONE, A)) == file.read(at(2, ONE, B))
     assert page(kv, B) == page(kv, A) == written
     assert page(kv, PageId(2)) == others
     assert not list(tmp_path.iterdir())
@@ -49,26 +54,26 @@ def test_pages_of_all_groups_come_back_byte_for_byte(kv: KvPool, tmp_path: Path)
 
 
 def test_what_a_slot_does_not_hold_is_not_believed(kv: KvPool, tmp_path: Path) -> None:
-    file = CacheFile(tmp_path, 3, kv, "model")
-    file.write(0, ONE, A)
+    file = CacheFile(tmp_path, (3,), kv, "model")
+    file.write(at(0, ONE, A))
     for slot, key in ((0, OTHER), (1, ONE)):
         with pytest.raises(TierError, match="does not hold"):
-            file.read(slot, key, B)
+            file.read(at(slot, key, B))
     os.pwrite(file._file, b"\0\1\2", 100)
     with pytest.raises(TierError, match="does not hold"):
-        file.read(0, ONE, B)
+        file.read(at(0, ONE, B))
     os.ftruncate(file._file, 120)
     with pytest.raises(TierError, match="of a slot were moved"):
-        file.read(0, ONE, B)
+        file.read(at(0, ONE, B))
     file.close()
 
 
 def test_its_space_is_set_aside_at_the_start(kv: KvPool, tmp_path: Path) -> None:
-    file = CacheFile(tmp_path, 1, kv, "model")
-    slot_bytes = file.write(0, ONE, A)
+    file = CacheFile(tmp_path, (1,), kv, "model")
+    slot_bytes = file.write(at(0, ONE, A))
     file.close()
     many = (shutil.disk_usage(tmp_path).free + (1 << 30)) // slot_bytes
     with pytest.raises(ConfigError, match=r"--cache-dir .*: \d+ MiB: no space for it"):
-        CacheFile(tmp_path, many, kv, "model")
+        CacheFile(tmp_path, (many,), kv, "model")
     with pytest.raises(ConfigError, match=r"--cache-dir .*/no: No such file"):
-        CacheFile(tmp_path / "no", 1, kv, "model")
+        CacheFile(tmp_path / "no", (1,), kv, "model")

@@ -41,7 +41,8 @@ def test_the_page_used_least_recently_makes_room() -> None:
 
 def test_of_a_path_the_end_makes_room_first() -> None:
     tier = filled(3)
-    tier.find(key(0) + key(1) + key(2), 1)
+    tier.use(key(0) + key(1) + key(2), range(1, 3))
+    tier.refresh(key(0) + key(1) + key(2), 1)
     put(tier, 3)
     put(tier, 4)
     assert there(tier, 0, 1, 2, 3, 4) == [0, 3, 4]
@@ -49,7 +50,7 @@ def test_of_a_path_the_end_makes_room_first() -> None:
 
 def test_nothing_makes_room_while_all_is_read_or_written() -> None:
     tier = filled(2)
-    tier.pin(tier.find(key(0) + key(1), 0))
+    tier.pin(tier.use(key(0) + key(1), range(2)))
     assert tier.begin(key(2)) is None
     tier.unpin([0])
     assert tier.begin(key(2)) == 0
@@ -58,20 +59,25 @@ def test_nothing_makes_room_while_all_is_read_or_written() -> None:
 
 def test_what_leaves_the_tree_goes_behind_what_stayed_there_unasked_for() -> None:
     tier = filled(3)
-    newcomers = Newcomers(tier, tier.clear)
-    newcomers.gone(key(0) + key(1))
+    newcomers = Newcomers((tier,), tier.clear)
+    newcomers.path_gone(key(0) + key(1))
     put(tier, 3)
     assert there(tier, 0, 1, 2, 3) == [0, 1, 3]
 
 
 def test_newcomers_are_told_once_and_oldest_first_and_not_when_they_have_left() -> None:
-    newcomers = Newcomers(Tier(4), lambda: None)
-    newcomers.stored(key(1) + key(2) + key(3), [PageId(11), PageId(12), PageId(13)])
-    newcomers.gone(key(2))
-    assert len(newcomers) == 2
-    assert newcomers.take(1) == {key(1): 11}
-    assert newcomers.take(9) == {key(3): 13}
-    assert newcomers.take(9) == {}
+    newcomers = Newcomers((Tier(4), Tier(4)), lambda: None)
+    newcomers.stored(0, key(1) + key(2) + key(3), [PageId(11), PageId(12), PageId(13)])
+    newcomers.stored(1, key(2) + key(3), [PageId(22), PageId(23)])
+    newcomers.gone(0, key(2))
+    assert (newcomers.count(0), newcomers.count(1)) == (2, 2)
+    newcomers.path_gone(key(3))
+    assert (newcomers.count(0), newcomers.count(1)) == (1, 1)
+    newcomers.stored(0, key(4), [PageId(14)])
+    assert newcomers.take(0, 1) == {key(1): 11}
+    assert newcomers.take(0, 9) == {key(4): 14}
+    assert newcomers.take(0, 9) == {}
+    assert newcomers.take(1, 9) == {key(2): 22}
 
 
 def test_a_slow_file_is_not_read_and_is_tried_again_some_time() -> None:

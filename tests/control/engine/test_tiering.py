@@ -7,6 +7,8 @@ import pytest
 from deltaserve.control.cache.pages import PageState
 from deltaserve.control.engine.tiering import Tiering
 from deltaserve.core.ids import Namespace, PeerName
+from deltaserve.core.keys import extend_keys, key_at
+from deltaserve.core.tokens import pack_u32
 from deltaserve.sim.cluster import Shape
 from deltaserve.sim.faults import FaultKind
 from tests.control.engine.duo import DECODE, PREFILL, Duo
@@ -56,7 +58,7 @@ def test_what_was_evicted_is_loaded_and_not_computed() -> None:
             16,
         )
     rest(duo)
-    assert tiering(duo).tier.num_pinned == 0
+    assert tiering(duo).num_busy_slots == 0
 
 
 def test_prompts_that_evict_each_other_are_loaded_in_turn() -> None:
@@ -136,10 +138,10 @@ def test_a_page_that_is_copied_stays_as_it_is_though_it_is_evicted() -> None:
 
 def test_a_flush_empties_the_file_too_also_of_what_is_being_copied() -> None:
     duo = with_evicted_head()
-    assert len(tiering(duo).tier) == 4
+    assert len(tiering(duo).tiers[0]) == 4
     duo.cluster.front.flush()
     duo.run(0.5)
-    assert len(tiering(duo).tier) == len(tiering(duo, DECODE).tier) == 0
+    assert len(tiering(duo).tiers[0]) == len(tiering(duo, DECODE).tiers[0]) == 0
     before = computed(duo)
     duo.serve([*HEAD, 51, 52], 3)
     assert computed(duo) - before == 18
@@ -148,14 +150,14 @@ def test_a_flush_empties_the_file_too_also_of_what_is_being_copied() -> None:
 def test_kv_that_is_worthless_is_not_in_the_file_either() -> None:
     duo = with_evicted_head()
     duo.prefill.parts.cache.poison(Namespace(""), b"", b"")
-    assert len(tiering(duo).tier) == 0
+    assert len(tiering(duo).tiers[0]) == 0
 
 
 def test_what_was_forgotten_while_it_was_read_is_not_used() -> None:
     duo = with_evicted_head()
     before = computed(duo)
     asked = duo.ask([*HEAD, 51, 52], 3)
-    duo.until(lambda: bool(tiering(duo).owned()))
+    duo.until(lambda: bool(tiering(duo).owned(0)))
     tiering(duo).clear()
     duo.settle(asked)
     assert computed(duo) - before == 18
@@ -174,7 +176,7 @@ def test_two_requests_wait_for_one_load() -> None:
 def test_a_client_that_leaves_takes_no_page_of_a_load_with_it() -> None:
     duo = with_evicted_head()
     asked = duo.ask([*HEAD, 51, 52], 3)
-    duo.until(lambda: bool(tiering(duo).owned()))
+    duo.until(lambda: bool(tiering(duo).owned(0)))
     duo.cancel(asked)
     duo.until(lambda: not tiering(duo).is_copying)
     duo.quiet()
@@ -194,5 +196,73 @@ def test_a_small_file_keeps_what_was_used_last() -> None:
     for prompt in (HEAD, OTHERS[0]):
         duo.serve(prompt, 1)
         rest(duo)
-    assert len(tiering(duo).tier) == 4
+    assert len(tiering(duo).tiers[0]) == 4
     assert duo.metrics(PREFILL)["deltaserve_tier_pages_evicted_total"] == 4
+
+
+@pytest.mark.parametrize("num_pools", [2, 3])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_windows_and_states_come_back_with_the_pages(num_pools: int, ranks: int) -> None:
+    shape = replace(SMALL, num_pools=num_pools, num_heads=2, prefill_ranks=ranks, decode_ranks=ranks)
+    duo = with_evicted_head(shape)
+    before = computed(duo)
+    asked = duo.serve([*HEAD, 51, 52], 3)
+    assert computed(duo) - before == 2
+    assert (asked.usage.prefill_cached_len, asked.usage.decode_cached_len) == (16, 16)
+    assert duo.metrics(PREFILL)["deltaserve_tier_tokens_loaded_total"] == 16
+    assert duo.metrics(PREFILL)["deltaserve_tier_pages_loaded_total"] > 4
+    assert duo.metrics(DECODE)["deltaserve_tier_pages_loaded_total"] == 4
+    rest(duo)
+    assert tiering(duo).num_busy_slots == 0
+
+
+@pytest.mark.parametrize("num_pools", [2, 3])
+def test_a_window_or_state_alone_comes_back_where_keys_and_values_stayed(num_pools: int) -> None:
+    duo = Duo(replace(SMALL, num_pools=num_pools))
+    duo.serve([*HEAD, 50], 2)
+    rest(duo)
+    cache, pools = duo.prefill.parts.cache, range(1, num_pools)
+    cache.evict([0, *(cache.pools[pool].num_pages for pool in pools)])
+    assert [cache.evictable_pages(pool) for pool in pools] == [0] * (num_pools - 1)
+    before, num_full = computed(duo), cache.evictable_pages(0)
+    duo.serve([*HEAD, 51, 52], 3)
+    assert computed(duo) - before == 2
+    metrics = duo.metrics(PREFILL)
+    assert num_full >= 4
+    assert metrics["deltaserve_tier_tokens_loaded_total"] == 16
+    assert 0 < metrics["deltaserve_tier_pages_loaded_total"] <= 4 * (num_pools - 1)
+
+
+@pytest.mark.parametrize("num_pools", [2, 3])
+@pytest.mark.parametrize("which", [1, 5])
+def test_of_a_load_that_fails_midway_nothing_enters_the_tree_without_its_window(num_pools: int, which: int) -> None:
+    duo = with_evicted_head(replace(SMALL, num_pools=num_pools))
+    (rank,) = duo.worker(PREFILL).ranks
+    assert rank.slots is not None
+    reads: list[FaultKind] = []
+
+    def fails(kind: FaultKind) -> bool:
+        reads.append(kind)
+        return len(reads) == which
+
+    rank.slots.fails = fails
+    before = computed(duo)
+    duo.serve([*HEAD, 51, 52], 3)
+    assert computed(duo) - before > 2
+    assert duo.metrics(PREFILL)["deltaserve_tier_failures_total"] == 1
+    rest(duo)
+    pools = duo.worker(PREFILL).instance.parts.pools
+    assert [pool.count(PageState.OWNED) for pool in pools] == [0] * num_pools
+
+
+@pytest.mark.parametrize("num_pools", [2, 3])
+def test_a_window_or_state_that_the_file_lacks_makes_what_is_loaded_shorter(num_pools: int) -> None:
+    duo = with_evicted_head(replace(SMALL, num_pools=num_pools, state_interval_len=4))
+    keys = extend_keys(duo.prefill.config.seed_of(Namespace("")), pack_u32(HEAD), 4)
+    assert [len(tier) for tier in tiering(duo).tiers] == [4] * num_pools
+    tiering(duo).tiers[-1].forget([key_at(keys, 3)])
+    before = computed(duo)
+    duo.serve([*HEAD, 51, 52], 3)
+    assert computed(duo) - before == 4 + 2
+    assert duo.metrics(PREFILL)["deltaserve_tier_tokens_loaded_total"] == 12
+    rest(duo)

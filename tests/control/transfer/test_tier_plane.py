@@ -4,6 +4,7 @@ from deltaserve.control.transfer.commands import (
     LoadPages,
     PagesLoaded,
     PagesStored,
+    SlotCopy,
     StagingUsed,
     StorePages,
     TransferCommand,
@@ -12,7 +13,7 @@ from deltaserve.control.transfer.commands import (
 from deltaserve.control.transfer.ranks import RankGroup
 from deltaserve.control.transfer.slot_seal import HEADER_BYTES, SlotSeal
 from deltaserve.control.transfer.tier_plane import TierError, TierPlane
-from deltaserve.core.ids import PageId
+from deltaserve.core.ids import PageId, PoolId
 from deltaserve.core.keys import KEY_BYTES
 
 KEY = b"k" * KEY_BYTES
@@ -47,11 +48,11 @@ class Slots:
         self.broken = broken
         self.is_closed = False
 
-    def write(self, slot: int, key: bytes, page: PageId) -> int:
-        return self._move("write", slot)
+    def write(self, copy: SlotCopy) -> int:
+        return self._move("write", copy.slot)
 
-    def read(self, slot: int, key: bytes, page: PageId) -> int:
-        return self._move("read", slot)
+    def read(self, copy: SlotCopy) -> int:
+        return self._move("read", copy.slot)
 
     def _move(self, what: str, slot: int) -> int:
         if slot == self.broken:
@@ -64,11 +65,15 @@ class Slots:
 
 
 def load(number: int, *slots: int) -> LoadPages:
-    return LoadPages(number, tuple(map(PageId, slots)), slots, (KEY,) * len(slots))
+    return LoadPages(number, copies(slots))
 
 
 def store(number: int, *slots: int) -> StorePages:
-    return StorePages(number, tuple(map(PageId, slots)), slots, (KEY,) * len(slots))
+    return StorePages(number, copies(slots))
+
+
+def copies(slots: tuple[int, ...]) -> tuple[SlotCopy, ...]:
+    return tuple(SlotCopy(PoolId(0), PageId(slot), slot, KEY) for slot in slots)
 
 
 def copied(plane: TierPlane) -> list[TransferReport]:

@@ -25,7 +25,7 @@ from deltaserve.control.cache.tails import StateEviction, TailPool
 from deltaserve.control.cache.tree_changes import EventLog
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import Namespace, PageId
-from deltaserve.core.keys import KEY_BYTES, key_at, num_keys
+from deltaserve.core.keys import KEY_BYTES, key_at, num_keys, unpack_keys
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.core.tokens import TOKEN_BYTES, token_len
 from deltaserve.core.wire.messages import Events
@@ -89,6 +89,8 @@ class PrefixCache:
     def tell(self, newcomers: Newcomers) -> None:
         """Have `newcomers` told of pages that enter and leave the tree from now on."""
         self._newcomers = newcomers
+        for tail in self._tails:
+            tail.tell(newcomers)
 
     @property
     def num_leases(self) -> int:
@@ -128,6 +130,12 @@ class PrefixCache:
                 tail.touch(_covering(node, usable), usable)
         size = self.page_size
         return Match(namespace, usable * size, usable, reach * size, self._version, node, self._tree)
+
+    def holds(self, match: Match, pool: int, end: int) -> bool:
+        """Whether a pool has all that continuing at page index `end` needs, which the match reaches."""
+        self._check_current(match)
+        tail = self._tail_of.get(pool)
+        return tail is None or match.node is None or tail.shorten(_covering(match.node, end), end) == end
 
     def lease(self, match: Match) -> Lease:
         """Lock the usable prefix and all that continuing there needs. StateError when the tree changed since."""
@@ -395,8 +403,21 @@ class PrefixCache:
         """Recompute locks, counts, order and page states, pools included. Raises IntegrityError."""
         leased = [(lease._node, lease._firsts) for lease in self._leases]
         self._kept.check_integrity([node for node in self._tree.nodes() if node.parent is not None])
+        if self._newcomers is not None:
+            for pool in range(len(self.pools)):
+                self._newcomers.check_integrity(pool, self._pages_by_key(pool))
         counts = self._num_evictable, self._num_protected
         check_accounts(TreeAccounts(self._tree, self._order, self.pools, self._tails, leased, *counts))
+
+    def _pages_by_key(self, pool: int) -> dict[bytes, PageId]:
+        """All pages of a pool that a match can reach."""
+        return {
+            key: page
+            for node in self._tree.nodes()
+            for key, page in zip(
+                unpack_keys(node.keys_of(node.held_from(pool), node.end)), node.pages[pool], strict=True
+            )
+        }
 
     # ------------------------------------------------------------ what calls may hand in
 
@@ -558,7 +579,7 @@ class PrefixCache:
         if not node.severed:
             self._events.stored(keys)
             if self._newcomers is not None:
-                self._newcomers.stored(keys, new_pages[_FULL])
+                self._newcomers.stored(_FULL, keys, new_pages[_FULL])
             if self._blocks is not None:
                 self._blocks.stored(BlocksStored(node.namespace, parent, keys, tokens))
         if node.locks:
@@ -572,7 +593,7 @@ class PrefixCache:
     def _note_gone(self, keys: bytes) -> None:
         self._events.evicted(keys)
         if self._newcomers is not None:
-            self._newcomers.gone(keys)
+            self._newcomers.path_gone(keys)
         if self._blocks is not None:
             self._blocks.removed(keys)
 

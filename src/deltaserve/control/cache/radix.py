@@ -79,6 +79,10 @@ class Node:
         """First page index whose page this node holds in `pool`; `end` when it holds none."""
         return self.end - len(self.pages[pool])
 
+    def keys_of(self, first: int, end: int) -> bytes:
+        """Packed keys of page indexes [first, end), which are of this node."""
+        return self.keys[(first - self.start) * KEY_BYTES : (end - self.start) * KEY_BYTES]
+
     def set_pages(self, pool: int, pages: tuple[PageId, ...]) -> None:
         self.pages = (*self.pages[:pool], pages, *self.pages[pool + 1 :])
 

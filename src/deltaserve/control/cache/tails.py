@@ -13,6 +13,7 @@ from enum import Enum
 from itertools import islice
 
 from deltaserve.control.cache.allocator import PagePool
+from deltaserve.control.cache.newcomers import Newcomers
 from deltaserve.control.cache.radix import Node
 from deltaserve.core.ids import PageId
 from deltaserve.core.lifetime import Lifetime, Retention
@@ -53,6 +54,11 @@ class TailPool:
         self._page_size = page_size
         self._order: OrderedDict[Node, int] = OrderedDict()  # node |-> its evictable pages, >= 1; oldest first
         self._locks: dict[Node, dict[int, int]] = {}  # node |-> first locked page index of a lease |-> such leases
+        self._newcomers: Newcomers | None = None
+
+    def tell(self, newcomers: Newcomers) -> None:
+        """Have `newcomers` told of pages that enter and leave the tree from now on."""
+        self._newcomers = newcomers
 
     @property
     def order(self) -> Iterator[tuple[Node, int]]:
@@ -142,6 +148,8 @@ class TailPool:
         """`num_pages` CACHED pages were put at the end of `node`."""
         self.num_held += num_pages
         self._count(node)
+        if num_pages:
+            self._tell_stored(node, node.end - num_pages, node.pages[self.index][-num_pages:])
 
     def fill(self, node: Node, end: int, pages: tuple[PageId, ...]) -> int:
         """Put OWNED pages of the page indexes before `end` on the path of `node` where they are gone, free the others.
@@ -162,6 +170,7 @@ class TailPool:
                 self.pool.cache(missing)
                 step.set_pages(self.index, missing + step.pages[self.index])
                 self.num_held += num_missing
+                self._tell_stored(step, first, missing)
             duplicates += ours[num_missing:]
             self._count(step)
             end = first
@@ -207,11 +216,18 @@ class TailPool:
         return True
 
     def _take(self, node: Node, num_pages: int) -> tuple[PageId, ...]:
-        held = node.pages[self.index]
+        held, first = node.pages[self.index], node.held_from(self.index)
         node.set_pages(self.index, held[num_pages:])
         self.num_held -= num_pages
         self._count(node)
+        if self._newcomers is not None and not node.severed:
+            self._newcomers.gone(self.index, node.keys_of(first, first + num_pages))
         return held[:num_pages]
+
+    def _tell_stored(self, node: Node, first: int, pages: tuple[PageId, ...]) -> None:
+        """`pages` of page indexes of `node` from `first` on are in the tree now."""
+        if self._newcomers is not None and not node.severed:
+            self._newcomers.stored(self.index, node.keys_of(first, first + len(pages)), pages)
 
     def _count(self, node: Node) -> None:
         """Count a node anew; one with evictable pages has a place in the order."""

@@ -1,4 +1,4 @@
-"""Slots of the file under the tree: which page each holds, and which may be written over.
+"""Slots of one pool in the file under the tree: which page each holds, and which may be written over.
 
     free -> writing -> stored -> free
                          \\-> held       forgotten while somebody reads it; free when the last reader is through
@@ -41,22 +41,31 @@ class Tier:
 
     # ------------------------------------------------------------ reading
 
-    def find(self, keys: bytes | bytearray, first: int) -> tuple[int, ...]:
-        """Slots of the pages of a packed chain from page index `first` on, up to the first that is not here.
+    def num_from(self, keys: bytes | bytearray, first: int) -> int:
+        """How many pages of a packed chain are here from page index `first` on, up to the first that is not."""
+        end = num_keys(keys)
+        missing = (index for index in range(first, end) if key_at(keys, index) not in self._stored)
+        return next(missing, max(first, end)) - first
 
-        They and those before them become the most recently used ones, the first page of all last: a later page is of
-        no use without it.
-        """
-        slots: list[int] = []
-        for index in range(first, num_keys(keys)):
-            slot = self._stored.get(key_at(keys, index))
-            if slot is None:
-                break
-            slots.append(slot)
-        for index in reversed(range(first + len(slots)) if slots else ()):
+    def last_missing(self, keys: bytes | bytearray, indexes: range) -> int | None:
+        """The last of these page indexes of a packed chain whose page is not here."""
+        return next((index for index in reversed(indexes) if key_at(keys, index) not in self._stored), None)
+
+    def use(self, keys: bytes | bytearray, indexes: range) -> tuple[int, ...]:
+        """Slots of these pages of a packed chain, which are here. They become the most recently used ones, the first of
+        them last: a later page is of no use without it. Raises KeyError."""
+        slots = tuple(self._stored[key_at(keys, index)] for index in indexes)
+        self._touch(keys, indexes)
+        return slots
+
+    def refresh(self, keys: bytes | bytearray, end: int) -> None:
+        """Make what is here of a packed chain before page index `end` the most recently used, as `use` does."""
+        self._touch(keys, range(end))
+
+    def _touch(self, keys: bytes | bytearray, indexes: range) -> None:
+        for index in reversed(indexes):
             if (key := key_at(keys, index)) in self._stored:
                 self._stored.move_to_end(key)
-        return tuple(slots)
 
     def touch(self, key: bytes) -> None:
         """Make a stored page the most recently used one."""

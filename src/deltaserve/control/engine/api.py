@@ -106,8 +106,8 @@ class InstanceConfig:
     """Ranks, each of which holds its heads of every page."""
     has_staging: bool = False
     """Each of them has memory in which elements are converted on the way."""
-    tier_slots: int = 0
-    """Pages that the file under the tree holds. 0: there is none."""
+    tier_slots: tuple[int, ...] = ()
+    """Pages of each pool that the file under the tree holds. Empty: there is none."""
     lacks_file: bool = False
     """There should be one, and it cannot be had."""
     configured_role: Role | None = None

@@ -87,7 +87,7 @@ class _Owner:
         claim = self._outflow.claim(request, cached_len, self._turn)
         if self._loads is None or claim is Claim.NOTHING:
             return claim
-        return Claim.NOTHING if self._loads.awaits(request, cached_len, self._turn) else claim
+        return Claim.NOTHING if self._loads.awaits(request, self._turn) else claim
 
     def fetch(self, request: Request, reserve: Needs) -> TryOutcome:
         if self._loads is not None and self._loads.fetch_awaits(request, self._turn):
@@ -104,18 +104,20 @@ class _Loads:
     tokens_per_s: float
     """At which prompts are computed here; 0: not known."""
 
-    def awaits(self, request: Request, cached_len: int, turn: EngineTurn) -> bool:
-        """The request is to be computed here; `cached_len` tokens of it are in the tree."""
-        shares = self.parts.scheduler.running.shares_prompt(request)
-        num_pages = cached_len // self.parts.cache.page_size
-        return shares and self.tiering.awaits(request, num_pages, self.tokens_per_s, turn)
+    def awaits(self, request: Request, turn: EngineTurn) -> bool:
+        """The request is to be computed here."""
+        if not self.parts.scheduler.running.shares_prompt(request):
+            return False
+        limit = request.num_tokens - 1
+        match = self.parts.cache.match(request.namespace, request.tokens, request.keys, limit)
+        return self.tiering.awaits(request, match, self.tokens_per_s, turn)
 
     def fetch_awaits(self, request: Request, turn: EngineTurn) -> bool:
         """The request is computed elsewhere; what is loaded of it does not have to be sent."""
         if not self.parts.scheduler.running.uses_tree(request):
             return False
         match = self.parts.cache.match(request.namespace, request.tokens, request.keys)
-        return self.tiering.awaits(request, match.num_pages, None, turn)
+        return self.tiering.awaits_kv(request, match, turn)
 
 
 class EngineCore:

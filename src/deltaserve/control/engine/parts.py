@@ -53,13 +53,14 @@ def build_parts(config: InstanceConfig) -> Parts:
     scheduler = Scheduler(sched_config(config), cache, budget, config.seed_of)
     tiering = None
     if config.tier_slots:
-        tiering = Tiering(TierConfig(config.tier_slots, _page_bytes(config)), pools[0], cache, budget, scheduler)
+        tiering = Tiering(TierConfig(config.tier_slots, _page_bytes(config)), pools, cache, budget, scheduler)
     return Parts(pools, cache, budget, scheduler, tiering, config.lacks_file)
 
 
-def _page_bytes(config: InstanceConfig) -> int:
-    """Bytes of a page of the first pool, of all ranks."""
-    return config.tp_size * pool_page_bytes(config.cache, Shard(0, config.tp_size))[0]
+def _page_bytes(config: InstanceConfig) -> tuple[int, ...]:
+    """Bytes of a page of each pool, of all ranks."""
+    of_rank = pool_page_bytes(config.cache, Shard(0, config.tp_size))
+    return tuple(config.tp_size * num_bytes for num_bytes in of_rank)
 
 
 def take_over_parts(former: Parts, config: InstanceConfig) -> Parts:
@@ -143,7 +144,7 @@ def check_parts(parts: Parts, requests: Iterable[Request]) -> None:
     holders = {*requests, *parts.scheduler.steps.ending}
     for index, pool in enumerate(parts.pools):
         owned = [page for r in holders if r.owned for page in r.owned[index]]
-        owned += parts.tiering.owned() if parts.tiering is not None and index == 0 else []
+        owned += parts.tiering.owned(index) if parts.tiering is not None else []
         if pool.count(PageState.OWNED) != len(owned):
             raise IntegrityError(f"pool {index}: {pool.count(PageState.OWNED)} pages owned, {len(owned)} are held")
         if len(set(owned)) != len(owned) or any(pool.state(page) is not PageState.OWNED for page in owned):

@@ -6,15 +6,20 @@
 Everything is stored at once, and so nothing has to be stored when it is evicted: eviction waits for nobody. A copy
 costs much less than computing the page did, and which page will be asked for again is not known at its eviction either.
 
+Of a model with windows or recurrent states a load ends where the file, or the tree, has all that going on there needs.
+Who computes elsewhere sends windows and states anew: then keys and values of every token alone are loaded.
+
 A request waits for a load as for another one that computes the same page, and is matched again when that is over. Pages
 of a load are nobody's until they have been read and checked; then they enter the tree where the prefix before them is
 still there, and are freed where it is not. A load that fails costs what the request computes anyway.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
 from deltaserve.control.cache.allocator import PagePool
+from deltaserve.control.cache.lease import Match
 from deltaserve.control.cache.load_price import LoadPrice
 from deltaserve.control.cache.newcomers import Newcomers
 from deltaserve.control.cache.prefix_cache import PrefixCache
@@ -23,76 +28,97 @@ from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.sched.budget import Budget
 from deltaserve.control.sched.request import Request
 from deltaserve.control.sched.scheduler import Scheduler
-from deltaserve.control.transfer.commands import LoadPages, PagesLoaded, PagesStored, StorePages
-from deltaserve.core.ids import Namespace, PageId
-from deltaserve.core.keys import KEY_BYTES, key_at
+from deltaserve.control.transfer.commands import LoadPages, PagesLoaded, PagesStored, SlotCopy, StorePages
+from deltaserve.core.ids import Namespace, PageId, PoolId
+from deltaserve.core.keys import KEY_BYTES, key_at, num_keys
 from deltaserve.core.tokens import TOKEN_BYTES
 
 _STORED_AT_ONCE = 32
-"""Most pages of one StorePages."""
+"""Most pages of a pool in one StorePages."""
 _STORES = 2
 """So many of them are under way at most."""
 _STORED_SHARE = 32
-"""A StorePages takes at most one page in so many: what it pins cannot be used anew before it is through."""
+"""A StorePages takes at most one page of a pool in so many: what it pins cannot be used anew before it is through."""
 _SENT_BYTES_PER_S = 3e8
 """What another worker has to send comes at this rate, as far as is known here."""
 _LOADS_OF_REQUEST = 3
 """A request waits for so many loads at most. What was loaded may be evicted before its turn comes."""
 _POOL_SHARE = 2
-"""Several loads under way take at most one page in so many; a lone one takes what its request needs anyway."""
+"""Several loads under way take at most one page of a pool in so many; a lone one what its request needs anyway."""
+_FULL = 0
+"""Number of the pool that keeps every token."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierConfig:
     """The file under the tree of one worker."""
 
-    num_slots: int
-    page_bytes: int
-    """What a page takes, on all ranks together."""
+    num_slots: tuple[int, ...]
+    """Of each pool."""
+    page_bytes: tuple[int, ...]
+    """What a page of each pool takes, on all ranks together."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Store:
-    pages: tuple[PageId, ...]
-    slots: tuple[int, ...]
+class _Piece:
+    """What a load brings of a path."""
+
+    first: int
+    """Page index from which on it is of use."""
+    ranges: tuple[range, ...]
+    """Page indexes that it reads, of each pool. All that are not empty have one end."""
+
+    @property
+    def end(self) -> int:
+        """Page index up to which the path can be used then."""
+        return self.ranges[_FULL].stop
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(map(len, self.ranges))
+
+    @property
+    def has_tails(self) -> bool:
+        return any(self.sizes[1:])
 
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """Pages [first, first + len(pages)) of a prompt on their way back."""
+    """A piece of a prompt on its way back."""
 
     namespace: Namespace
     tokens: bytes
     keys: bytes
-    """Tokens and keys up to the last of them."""
-    first: int
-    pages: list[PageId]
-    slots: tuple[int, ...]
+    """Tokens and keys up to its end."""
+    piece: _Piece
+    pages: tuple[list[PageId], ...]
+    copies: tuple[SlotCopy, ...]
+    """Of the first pool, then of the others."""
     is_void: bool = False
     """What the file held is worthless, as is known by now."""
 
     @property
     def first_key(self) -> bytes:
-        return key_at(self.keys, self.first)
+        return key_at(self.keys, self.piece.first)
 
 
 class Tiering:
-    """All that is copied between a worker's first pool and its file. Of models that keep every token in one pool."""
+    """All that is copied between a worker's pools and its file."""
 
     def __init__(
-        self, config: TierConfig, pool: PagePool, cache: PrefixCache, budget: Budget, sched: Scheduler
+        self, config: TierConfig, pools: Sequence[PagePool], cache: PrefixCache, budget: Budget, sched: Scheduler
     ) -> None:
-        self.tier = Tier(config.num_slots)
+        self.tiers = tuple(map(Tier, config.num_slots))
         self._config = config
-        self._pool = pool
+        self._pools = tuple(pools)
         self._cache = cache
         self._budget = budget
         self._sched = sched
         self._price = LoadPrice()
-        self._batch_len = max(1, min(_STORED_AT_ONCE, pool.num_pages // _STORED_SHARE))
-        self._newcomers = Newcomers(self.tier, self.clear)
+        self._batch_lens = [max(1, min(_STORED_AT_ONCE, pool.num_pages // _STORED_SHARE)) for pool in pools]
+        self._newcomers = Newcomers(self.tiers, self.clear)
         cache.tell(self._newcomers)
-        self._stores: dict[int, _Store] = {}
+        self._stores: dict[int, tuple[SlotCopy, ...]] = {}
         self._loads: dict[int, _Load] = {}
         self._coming: dict[bytes, int] = {}
         """First key of a load |-> its number."""
@@ -102,102 +128,172 @@ class Tiering:
         self.num_bad_slots = 0
         """Loads that met a slot which did not hold what it should."""
         self._num_stored = self._num_unstored = 0
-        self._bytes_stored = self._bytes_loaded = 0
+        self._bytes_stored = self._bytes_loaded = self._tokens_loaded = 0
 
     # ------------------------------------------------------------ to the file
 
     def store_some(self, turn: EngineTurn) -> None:
         """Have pages copied that have entered the tree, the oldest first, as many as may be under way."""
-        while len(self._newcomers) and len(self._stores) < _STORES:
-            batch: list[tuple[PageId, int, bytes]] = []
-            for key, page in self._newcomers.take(self._batch_len).items():
-                if key in self.tier:
-                    self.tier.touch(key)
-                elif (slot := self.tier.begin(key)) is not None:
-                    batch.append((page, slot, key))
-            if batch:
-                pages, slots, keys = zip(*batch, strict=True)
-                self._pool.pin(pages)
+        pools = range(len(self.tiers))
+        while len(self._stores) < _STORES and any(map(self._newcomers.count, pools)):
+            copies = tuple(copy for pool in pools for copy in self._copies_to_store(pool))
+            if copies:
+                for copy in copies:
+                    self._pools[copy.pool].pin((copy.page,))
                 number = self._number()
-                self._stores[number] = _Store(pages, slots)
-                turn.do(StorePages(number, pages, slots, keys))
+                self._stores[number] = copies
+                turn.do(StorePages(number, copies))
+
+    def _copies_to_store(self, pool: int) -> list[SlotCopy]:
+        tier, copies = self.tiers[pool], []
+        for key, page in self._newcomers.take(pool, self._batch_lens[pool]).items():
+            if key in tier:
+                tier.touch(key)
+            elif (slot := tier.begin(key)) is not None:
+                copies.append(SlotCopy(PoolId(pool), page, slot, key))
+        return copies
 
     def on_stored(self, report: PagesStored) -> None:
-        store = self._stores.pop(report.number)
-        self._pool.unpin(store.pages)
-        for slot in store.slots:
-            (self.tier.stored if report.problem is None else self.tier.failed)(slot)
+        copies = self._stores.pop(report.number)
+        for copy in copies:
+            self._pools[copy.pool].unpin((copy.page,))
+            tier = self.tiers[copy.pool]
+            (tier.stored if report.problem is None else tier.failed)(copy.slot)
         if report.problem is None:
-            self._num_stored += len(store.slots)
+            self._num_stored += len(copies)
             self._bytes_stored += report.num_bytes
         else:
             self._num_unstored += 1
 
     # ------------------------------------------------------------ from the file
 
-    def awaits(self, request: Request, num_cached: int, tokens_per_s: float | None, turn: EngineTurn) -> bool:
-        """Whether the request, of which the tree has `num_cached` pages, had better wait for pages of the file.
+    def awaits(self, request: Request, match: Match, tokens_per_s: float, turn: EngineTurn) -> bool:
+        """Whether a request that is computed here had better wait for what the file has beyond its `match`.
 
-        They are on their way then, unless memory for them was promised and not to be had: in the next turn it is.
-        `tokens_per_s`: at which prompts are computed here, 0 if it is not known; None: another worker sends them.
+        It is on its way then, unless memory for it was promised and not to be had: in the next turn it is.
+        `tokens_per_s`: at which prompts are computed here, 0 if it is not known.
         """
-        keys = request.keys[: (request.num_tokens - 1) // self._cache.page_size * KEY_BYTES]
-        if key_at(keys, num_cached) in self._coming:
+        if (waits := self._waits(request, match.num_pages)) is not None:
+            return waits
+        piece = self._reusable(match, _keys_of(request, self._cache.page_size))
+        if piece is None:
+            return False
+        num_tokens = (piece.end - piece.first) * self._cache.page_size
+        return self._is_loaded(request, piece, num_tokens / tokens_per_s if tokens_per_s else inf, turn)
+
+    def awaits_kv(self, request: Request, match: Match, turn: EngineTurn) -> bool:
+        """`awaits` of a request that is computed elsewhere: what is loaded of it does not have to be sent."""
+        reach = match.reach // self._cache.page_size
+        if (waits := self._waits(request, reach)) is not None:
+            return waits
+        num_pages = self.tiers[_FULL].num_from(_keys_of(request, self._cache.page_size), reach)
+        if not num_pages:
+            return False
+        end = reach + num_pages
+        piece = _Piece(reach, (range(reach, end), *[range(end, end)] * (len(self.tiers) - 1)))
+        return self._is_loaded(request, piece, self._num_bytes(piece.sizes) / _SENT_BYTES_PER_S, turn)
+
+    def _waits(self, request: Request, first: int) -> bool | None:
+        """Whether the request waits, if that is known without a look at the file. `first`: what it lacks begins there,
+        a page index."""
+        if key_at(_keys_of(request, self._cache.page_size), first) in self._coming:
             return True
         if request.num_loads == _LOADS_OF_REQUEST or self._sched.waiting.blocked_need:
             return False
-        slots = self.tier.find(keys, num_cached)
-        if not slots or not self._has_memory(len(slots)):
-            return False
-        if not self._price.is_worth(len(slots) * self._config.page_bytes, self._otherwise_s(len(slots), tokens_per_s)):
+        return None
+
+    def _reusable(self, match: Match, keys: bytes | bytearray) -> _Piece | None:
+        """The longest path that can be used with what the file has; None if the match is as long."""
+        reach = match.reach // self._cache.page_size
+        end = min(num_keys(keys), reach + self.tiers[_FULL].num_from(keys, reach))
+        tails = range(1, len(self.tiers))
+        while end > match.num_pages:
+            lacking = [self._last_missing(pool, match, keys, end) for pool in tails]
+            shorter = min((index for index in lacking if index is not None), default=end)
+            if shorter == end:
+                full = range(min(reach, end), end)
+                return _Piece(match.num_pages, (full, *(self._tail(pool, match, end) for pool in tails)))
+            end = shorter
+        return None
+
+    def _last_missing(self, pool: int, match: Match, keys: bytes | bytearray, end: int) -> int | None:
+        """The last page index of a pool that going on at page index `end` lacks in tree and file: it can be done no
+        farther than there."""
+        return self.tiers[pool].last_missing(keys, self._tail(pool, match, end))
+
+    def _tail(self, pool: int, match: Match, end: int) -> range:
+        """What the file has to give of a pool to go on at page index `end`: all of it, unless the tree has all."""
+        size = self._cache.page_size
+        if end * size <= match.reach and self._cache.holds(match, pool, end):
+            return range(end, end)
+        return range(self._cache.retentions[pool].first_needed(end * size, size), end)
+
+    def _is_loaded(self, request: Request, piece: _Piece, otherwise_s: float, turn: EngineTurn) -> bool:
+        """Load a piece if there is memory for it, and it is not had sooner in another way, which takes so long."""
+        if not self._has_memory(piece.sizes) or not self._price.is_worth(self._num_bytes(piece.sizes), otherwise_s):
             return False
         request.num_loads += 1
-        self._load(request, num_cached, slots, turn)
+        self._load(request, piece, turn)
         return True
 
-    def _otherwise_s(self, num_pages: int, tokens_per_s: float | None) -> float:
-        if tokens_per_s is None:
-            return num_pages * self._config.page_bytes / _SENT_BYTES_PER_S
-        return num_pages * self._cache.page_size / tokens_per_s if tokens_per_s else inf
+    def _num_bytes(self, sizes: Sequence[int]) -> int:
+        return sum(size * num_bytes for size, num_bytes in zip(sizes, self._config.page_bytes, strict=True))
 
-    def _has_memory(self, num_pages: int) -> bool:
+    def _has_memory(self, sizes: Sequence[int]) -> bool:
         """Memory that nobody waits for; what is evicted for it was used longer ago."""
-        num_loading = sum(len(load.pages) for load in self._loads.values())
-        if num_loading and (num_loading + num_pages) * _POOL_SHARE > self._pool.num_pages:
-            return False
-        return self._budget.fits((num_pages,), self._sched.running.reserve())
+        for pool, size in enumerate(sizes):
+            num_loading = len(self.owned(pool))
+            if size and num_loading and (num_loading + size) * _POOL_SHARE > self._pools[pool].num_pages:
+                return False
+        return self._budget.fits(sizes, self._sched.running.reserve())
 
-    def _load(self, request: Request, first: int, slots: tuple[int, ...], turn: EngineTurn) -> None:
-        owned = self._budget.allocate((len(slots),))
+    def _load(self, request: Request, piece: _Piece, turn: EngineTurn) -> None:
+        owned = self._budget.allocate(piece.sizes)
         if owned is None:
             return
-        end, page_bytes = first + len(slots), self._cache.page_size * TOKEN_BYTES
+        end, page_bytes = piece.end, self._cache.page_size * TOKEN_BYTES
         tokens, keys = bytes(request.tokens[: end * page_bytes]), bytes(request.keys[: end * KEY_BYTES])
-        load = _Load(request.namespace, tokens, keys, first, owned[0], slots)
+        copies: list[SlotCopy] = []
+        for pool, (tier, indexes, pages) in enumerate(zip(self.tiers, piece.ranges, owned, strict=True)):
+            slots = tier.use(keys, indexes)
+            tier.pin(slots)
+            for index, page, slot in zip(indexes, pages, slots, strict=True):
+                copies.append(SlotCopy(PoolId(pool), page, slot, key_at(keys, index)))
+        self.tiers[_FULL].refresh(keys, piece.ranges[_FULL].start)
+        load = _Load(request.namespace, tokens, keys, piece, owned, tuple(copies))
         number = self._number()
-        self.tier.pin(slots)
         self._loads[number] = load
         self._coming[load.first_key] = number
-        wanted = tuple(key_at(keys, index) for index in range(first, end))
-        turn.do(LoadPages(number, tuple(load.pages), slots, wanted))
+        turn.do(LoadPages(number, load.copies))
 
     def on_loaded(self, report: PagesLoaded) -> None:
         load = self._loads.pop(report.number)
         if self._coming.get(load.first_key) == report.number:
             del self._coming[load.first_key]
-        self.tier.unpin(load.slots)
-        num_good = 0 if load.is_void else min(report.num_good, len(load.pages))
-        if report.num_good < len(load.pages):
+        for copy in load.copies:
+            self.tiers[copy.pool].unpin((copy.slot,))
+        if report.num_good < len(load.copies):
             self.num_bad_slots += 1
-            self.tier.forget([key_at(load.keys, load.first + report.num_good)])
+            bad = load.copies[report.num_good]
+            self.tiers[bad.pool].forget([bad.key])
         self._price.learn(report.num_bytes, report.seconds)
-        self._budget.free([load.pages[num_good:]])
-        if num_good and self._budget.enter_tree(
-            load.namespace, load.tokens, load.keys, load.first, [load.pages[:num_good]]
-        ):
-            self.num_loaded += num_good
-            self._bytes_loaded += num_good * self._config.page_bytes
+        self._enter_tree(load, report.num_good)
         self._sched.waiting.look_again()
+
+    def _enter_tree(self, load: _Load, num_good: int) -> None:
+        """`num_good`: copies that hold what was asked for. Where pages of several pools go together, all or none of
+        them are of use."""
+        piece, (full, *tails) = load.piece, load.pages
+        if load.is_void or not num_good or (piece.has_tails and num_good < len(load.copies)):
+            self._budget.free(load.pages)
+            return
+        good, start = full[:num_good], piece.ranges[_FULL].start
+        self._budget.free([full[num_good:]])
+        if self._budget.enter_tree(load.namespace, load.tokens, load.keys, start, [good, *tails]):
+            sizes = (len(good), *piece.sizes[1:])
+            self.num_loaded += sum(sizes)
+            self._bytes_loaded += self._num_bytes(sizes)
+            self._tokens_loaded += (start + len(good) - piece.first) * self._cache.page_size
 
     def _number(self) -> int:
         self._next_number += 1
@@ -207,7 +303,8 @@ class Tiering:
 
     def clear(self) -> None:
         """Forget what the file holds, what is being copied included: none of it is to be had again."""
-        self.tier.clear()
+        for tier in self.tiers:
+            tier.clear()
         for load in self._loads.values():
             load.is_void = True
 
@@ -216,23 +313,34 @@ class Tiering:
         """Whether copies are under way."""
         return bool(self._stores or self._loads)
 
-    def owned(self) -> list[PageId]:
-        """Pages of loads under way."""
-        return [page for load in self._loads.values() for page in load.pages]
+    def owned(self, pool: int) -> list[PageId]:
+        """Pages of a pool that loads under way have taken."""
+        return [page for load in self._loads.values() for page in load.pages[pool]]
+
+    @property
+    def num_busy_slots(self) -> int:
+        """Slots that are read or written."""
+        return sum(tier.num_pinned + tier.num_writing for tier in self.tiers)
 
     def check_integrity(self) -> None:
         """Check that the books of the file agree with what is under way. Raises IntegrityError."""
-        self.tier.check_integrity()
+        for tier in self.tiers:
+            tier.check_integrity()
 
     def metrics(self) -> dict[str, float]:
         return {
-            "deltaserve_tier_slots": self.tier.num_slots,
-            "deltaserve_tier_pages": len(self.tier),
+            "deltaserve_tier_slots": sum(self._config.num_slots),
+            "deltaserve_tier_pages": sum(map(len, self.tiers)),
             "deltaserve_tier_pages_stored_total": self._num_stored,
             "deltaserve_tier_bytes_stored_total": self._bytes_stored,
             "deltaserve_tier_pages_loaded_total": self.num_loaded,
             "deltaserve_tier_bytes_loaded_total": self._bytes_loaded,
-            "deltaserve_tier_tokens_loaded_total": self.num_loaded * self._cache.page_size,
-            "deltaserve_tier_pages_evicted_total": self.tier.num_evicted,
+            "deltaserve_tier_tokens_loaded_total": self._tokens_loaded,
+            "deltaserve_tier_pages_evicted_total": sum(tier.num_evicted for tier in self.tiers),
             "deltaserve_tier_failures_total": self._num_unstored + self.num_bad_slots,
         }
+
+
+def _keys_of(request: Request, page_size: int) -> bytes:
+    """Keys of the pages that its prompt may begin with: its last token is computed in any case."""
+    return bytes(request.keys[: (request.num_tokens - 1) // page_size * KEY_BYTES])

@@ -75,15 +75,16 @@ class Budget:
     def enter_tree(
         self, namespace: Namespace, tokens: bytes, keys: bytes, first: int, pages: Sequence[Sequence[PageId]]
     ) -> bool:
-        """Have pages from page index `first` on, which came from elsewhere, enter the tree behind what was there when
-        they were asked for. Where that is gone they are freed, and it returns False. `tokens` and `keys`: of the path
-        up to their end."""
-        match = self._cache.match(namespace, tokens, keys, first * self._cache.page_size)
-        if match.num_pages < first:
+        """Have pages from page index `first` on, which came from elsewhere, enter the tree behind the FULL pages that
+        were there when they were asked for. Where those are gone they are freed, and it returns False. `tokens` and
+        `keys`: of the path up to their end."""
+        first_len = first * self._cache.page_size
+        match = self._cache.match(namespace, tokens, keys, first_len)
+        if match.reach < first_len:
             self.free(pages)
             return False
         handed_over = tuple(map(tuple, pages))
-        inserted = self._cache.insert(self._cache.lease(match), namespace, tokens, keys, handed_over)
+        inserted = self._cache.insert(self._cache.lease_kv(match, first_len), namespace, tokens, keys, handed_over)
         self._cache.release(inserted.lease)
         return True
 

@@ -149,13 +149,22 @@ class ForgetPages:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotCopy:
+    """A page of a pool, and its slot in the file under the tree; slots of each pool are numbered from 0."""
+
+    pool: PoolId
+    page: PageId
+    slot: int
+    key: bytes
+    """What the page is known by, and the slot is to hold: another page, or a part of one, is not believed."""
+
+
+@dataclass(frozen=True, slots=True)
 class StorePages:
-    """Copy pages that stay as they are to slots of the file under the tree. Of the first pool, whole."""
+    """Copy pages that stay as they are, whole, to slots of the file under the tree."""
 
     number: int
-    pages: tuple[PageId, ...]
-    slots: tuple[int, ...]
-    keys: tuple[bytes, ...]
+    copies: tuple[SlotCopy, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +172,7 @@ class LoadPages:
     """Copy slots of the file under the tree to pages that nobody else knows of."""
 
     number: int
-    pages: tuple[PageId, ...]
-    slots: tuple[int, ...]
-    keys: tuple[bytes, ...]
-    """What the slots are to hold: another page, or a part of one, is not believed."""
+    copies: tuple[SlotCopy, ...]
 
 
 TransferCommand = (

@@ -14,13 +14,13 @@ from deltaserve.control.transfer.commands import (
     LoadPages,
     PagesLoaded,
     PagesStored,
+    SlotCopy,
     StorePages,
     TransferCommand,
     TransferReport,
 )
 from deltaserve.control.transfer.plane_turns import DataPlane
 from deltaserve.core.errors import DeltaserveError
-from deltaserve.core.ids import PageId
 
 _MORE_SLICES = 7
 """So many more of a load in one turn: what is asked meanwhile waits for them, and between turns the thread sleeps."""
@@ -33,12 +33,12 @@ class TierError(DeltaserveError):
 class TierStore(Protocol):
     """A rank's part of the file: its share of each page."""
 
-    def write(self, slot: int, key: bytes, page: PageId) -> int:
-        """Copy a page to a slot, with what a reader needs to know it again; returns the bytes. Raises TierError."""
+    def write(self, copy: SlotCopy) -> int:
+        """Copy a page to its slot, with what a reader needs to know it again; returns the bytes. Raises TierError."""
         ...
 
-    def read(self, slot: int, key: bytes, page: PageId) -> int:
-        """Copy a slot to a page; returns the bytes. Raises TierError unless the slot holds all of the page `key`."""
+    def read(self, copy: SlotCopy) -> int:
+        """Copy a slot to its page; returns the bytes. Raises TierError unless the slot holds all of the page `key`."""
         ...
 
     def close(self) -> None: ...
@@ -54,7 +54,7 @@ class _Copy:
 
     @property
     def is_over(self) -> bool:
-        return self.problem is not None or self.num_done == len(self.command.pages)
+        return self.problem is not None or self.num_done == len(self.command.copies)
 
 
 class TierPlane:
@@ -111,10 +111,10 @@ class TierPlane:
 
     def _copy_page(self, copy: _Copy) -> int:
         """One page; returns the bytes that were moved, more than none."""
-        command, at, since = copy.command, copy.num_done, self._clock()
+        command, since = copy.command, self._clock()
         move = self._store.read if isinstance(command, LoadPages) else self._store.write
         try:
-            num_bytes = move(command.slots[at], command.keys[at], command.pages[at])
+            num_bytes = move(command.copies[copy.num_done])
         except TierError as error:
             copy.problem = str(error)
             return 1

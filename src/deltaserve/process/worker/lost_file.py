@@ -25,5 +25,5 @@ def without_lost_file(spec: WorkerSpec) -> WorkerSpec:
         open_unnamed(Path(spec.cache_dir), spec.cache_bytes, "--cache-dir").close()
     except ConfigError as error:
         _log.warning("%s; it serves without a file under its cache until it starts again", one_line(error))
-        return msgspec.structs.replace(spec, cache_slots=0)
+        return msgspec.structs.replace(spec, cache_slots=())
     return spec

@@ -75,8 +75,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Staging memory of each rank."""
     cache_dir: str | None = None
     """Folder of the files under the tree, of which each rank has one; None: there are none."""
-    cache_slots: int = 0
-    """Pages in such a file. 0 beside a folder: it cannot be had any more."""
+    cache_slots: tuple[int, ...] = ()
+    """Pages of each pool in such a file. Empty beside a folder: it cannot be had any more."""
     cache_bytes: int = 0
     """Most that the files of all ranks take."""
     options: InstanceOptions = InstanceOptions()
