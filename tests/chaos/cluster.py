@@ -42,13 +42,23 @@ NUM_WORKERS = 4
 """Half of them prefill, half decode."""
 NUM_PAGES = 256
 """Six documents: most questions find their document evicted on one side or the other, so pages move all the time."""
+FILE_MIB = 32
 _LOOK_S = 0.02
 
 
-def settings(port: int, backend: TransferBackend = "auto", conditional_prefill: Weighing = "off") -> Settings:
+def settings(
+    port: int,
+    backend: TransferBackend = "auto",
+    conditional_prefill: Weighing = "off",
+    cache_dir: str | None = None,
+) -> Settings:
+    """`cache_dir`: folder of a file under the cache of each worker, four times as large as its memory."""
+    memory = MemorySettings(page_size=16, num_pages=NUM_PAGES)
+    if cache_dir is not None:
+        memory = memory.model_copy(update={"cache_dir": cache_dir, "cache_dir_mib": FILE_MIB})
     return Settings(
         model=ModelSettings(model_path=str(MODEL), device="cpu"),
-        memory=MemorySettings(page_size=16, num_pages=NUM_PAGES),
+        memory=memory,
         scheduling=Scheduling(
             max_queued_requests=MAX_QUEUE,
             max_running_requests=16,

@@ -29,7 +29,17 @@ from typing import get_args
 import httpx
 
 from deltaserve.settings.config import Settings
-from tests.chaos.cluster import MODEL, Cluster, TransferBackend, Weighing, held, running, settings, wait_ready
+from tests.chaos.cluster import (
+    MODEL,
+    Cluster,
+    TransferBackend,
+    Weighing,
+    held,
+    running,
+    settings,
+    wait_ready,
+    worker_metrics,
+)
 from tests.chaos.storm import CHANGELINGS, VICTIMS, Storm, make_storm
 from tests.chaos.traffic import ANSWER_LEN, Clients, Question, Tally, WrongToken, make_questions
 from tests.chaos.watch import Counts, Growth, Lag, Memory, counts_again, difference, settled_counts
@@ -45,6 +55,7 @@ MAX_GROWTH_MIB = 64.0
 """Most growth of a process after the warm-up, however long the storm: steps, which are no leak as long as they are
 few."""
 _OTHER_ROLE = {"prefill": "decode", "decode": "prefill"}
+_LOADED = "deltaserve_tier_tokens_loaded_total"
 _REPORT_S = 1.2
 """Workers report twice a second: what is looked at must have been reported after the last request."""
 
@@ -63,6 +74,8 @@ class Report:
     """Growth of resident memory of processes that lived through the storm."""
     counts: dict[str, tuple[Counts, Counts]] = field(default_factory=dict)
     """Counts of these processes, before and after."""
+    num_loaded: int = 0
+    """Tokens that came from files under the caches, of those that workers tell of at the end."""
     own_lag_s: float = 0.0
 
     def __str__(self) -> str:
@@ -72,6 +85,7 @@ class Report:
             f"  {self.events.total()} events: " + ", ".join(f"{n} x {what}" for what, n in self.events.most_common()),
             f"  {tally.num_requests} requests: {tally.num_right} right, none wrong, {tally.num_errors} errors, "
             f"{tally.num_left} clients left; {tally.num_near} prompts computed on decode, {tally.num_moved} moved; "
+            f"{self.num_loaded} tokens from files; "
             f"{self.num_misread} of {self.num_questions} questions misread in the calm",
             *(f"    {count:6} {what}" for what, count in sorted(tally.outcomes.items())),
             f"  latest answer {tally.worst_late_s:+.2f} s from its deadline, own lag {self.own_lag_s:.2f} s",
@@ -120,6 +134,7 @@ class Run:
                 await self._wait_quiet()
         for name, pid in survivors.items():
             report.counts[name] = before[name], await counts_again(pid, before[name])
+        report.num_loaded = int(sum(v.get(_LOADED, 0.0) for v in (await worker_metrics(self._http)).values()))
         report.growth = memory.growth(warm_up_s=min(WARM_UP_S, report.storm_s / 3))
         report.own_lag_s = self._lag.worst()
         return report

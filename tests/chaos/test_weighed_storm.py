@@ -1,7 +1,9 @@
-"""40 seconds of the storm of test_chaos.py in which decode computes what it finds cheaper than a hand-over."""
+"""40 seconds of the storm of test_chaos.py in which decode computes what it finds cheaper than a hand-over, answers
+return to prefill, and what was evicted comes back from files under the caches."""
 
 import asyncio
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +14,9 @@ SEED = 3
 STORM_S = 40.0
 
 
-def test_a_storm_with_prompts_computed_on_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
-    report = asyncio.run(soak(SEED, STORM_S, lambda text: None, partial(settings, conditional_prefill="auto")))
+def test_a_storm_with_all_ways_that_a_prompt_is_had(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    wanted = partial(settings, conditional_prefill="auto", cache_dir=str(tmp_path))
+    report = asyncio.run(soak(SEED, STORM_S, lambda text: None, wanted))
     with capsys.disabled():
         print(f"\n{report}")
     assert_kept(report)
@@ -21,3 +24,5 @@ def test_a_storm_with_prompts_computed_on_both_sides(capsys: pytest.CaptureFixtu
     assert tally.num_right > 60
     assert tally.num_near > 10
     assert tally.num_moved > 10
+    assert report.num_loaded > 0
+    assert not list(tmp_path.iterdir())

@@ -48,8 +48,10 @@ class PrefixCache:
         state_eviction: StateEviction = StateEviction.RECENCY,
         blocks: BlockLog | None = None,
         eviction: KvEviction = KvEviction.LRU,
+        events: EventLog | None = None,
     ) -> None:
-        """`blocks`: writes down what enters and leaves the tree, for others; None: nobody asks."""
+        """`blocks`: writes down what enters and leaves the tree, for others; None: nobody asks. `events`: the same for
+        routers; another one than this tree's alone where a file holds pages, too."""
         self.page_size = page_size
         self.pools = pools
         self.retentions = retentions
@@ -68,7 +70,7 @@ class PrefixCache:
         self._order = HintedOrder(ORDERS[eviction]())
         self._kept = KeptNodes(pools[_FULL].num_pages)
         self._now = 0.0
-        self._events = EventLog()
+        self._events = EventLog() if events is None else events
         self._blocks = blocks
         self._newcomers: Newcomers | None = None
         """Takes note of pages to be copied elsewhere; None: nobody copies."""
@@ -377,7 +379,7 @@ class PrefixCache:
 
     def snapshot(self) -> Events:
         """All keys in the tree now, for a receiver that missed events; the next drain continues it."""
-        stored = b"".join(node.keys for node in self._tree.nodes())
+        stored = b"".join((*(node.keys for node in self._tree.nodes()), self._events.beside_tree()))
         return Events(first=self._events.next_event, stored=stored, evicted=b"", snapshot=True)
 
     def drain_blocks(self) -> tuple[BlockChange, ...]:

@@ -10,6 +10,7 @@ enough, and tenants never meet in it. Here are numbers only: who copies what is 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 
+from deltaserve.control.cache.tree_changes import FiledEventLog
 from deltaserve.core.errors import IntegrityError, StateError
 from deltaserve.core.keys import KEY_BYTES, key_at, num_keys
 
@@ -20,8 +21,10 @@ class Tier:
     A slot that is read is pinned, and is written over by nobody before its last pin is gone.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, log: FiledEventLog | None = None) -> None:
+        """`log`: is told which pages can be found."""
         self.num_slots = num_slots
+        self._log = log
         self._stored: OrderedDict[bytes, int] = OrderedDict()  # key |-> slot, the least recently used first
         self._writing: dict[int, bytes] = {}
         self._pins: Counter[int] = Counter()
@@ -110,13 +113,21 @@ class Tier:
         if oldest is None:
             return None
         self.num_evicted += 1
-        return self._stored.pop(oldest)
+        return self._pop(oldest)
+
+    def _pop(self, key: bytes) -> int:
+        """The slot of a page that is not to be found any more."""
+        if self._log is not None:
+            self._log.unfiled(key)
+        return self._stored.pop(key)
 
     def stored(self, slot: int) -> None:
         """The page is in its slot whole. Raises StateError unless it was being written."""
         key = self._end(slot)
         if key and key not in self._stored:
             self._stored[key] = slot
+            if self._log is not None:
+                self._log.filed(key)
         else:
             self._free.append(slot)
 
@@ -136,8 +147,8 @@ class Tier:
     def forget(self, keys: Collection[bytes]) -> None:
         """These pages are not to be found any more."""
         for key in keys:
-            slot = self._stored.pop(key, None)
-            if slot is not None:
+            if key in self._stored:
+                slot = self._pop(key)
                 (self._held.add if slot in self._pins else self._free.append)(slot)
 
     def clear(self) -> None:

@@ -1,10 +1,18 @@
 """What entered and left a tree, for the routers' residency view."""
 
+from collections.abc import Sequence
+from itertools import islice
+
 from deltaserve.core.keys import KEY_BYTES, unpack_keys
 from deltaserve.core.wire.messages import Events
 
 MAX_PENDING_KEYS = 1 << 16
 """Changes kept for the next drain, 1 MiB. More are dropped; the gap in the numbers calls for a snapshot."""
+
+
+MAX_FILE_KEYS = 1 << 19
+"""Most keys of a file that a snapshot tells of, 8 MiB."""
+_TREE, _FILE = 1, 2
 
 
 class EventLog:
@@ -29,6 +37,10 @@ class EventLog:
     def evicted(self, keys: bytes) -> None:
         self._append(False, keys)
 
+    def beside_tree(self) -> bytes:
+        """Keys that are had although they are not in the tree, for a snapshot."""
+        return b""
+
     def drain(self) -> Events:
         """Changes since the last call."""
         present: dict[bytes, bool] = {}
@@ -51,3 +63,49 @@ class EventLog:
             self._next += self._num_pending
             self._pending.clear()
             self._num_pending = 0
+
+
+class FiledEventLog(EventLog):
+    """That of a worker with a file under its tree: a key is there as long as one of the two holds it.
+
+    Who routes by these keys sends a prompt where it is read or shared, and not where it would be computed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: dict[bytes, int] = {}
+
+    def stored(self, keys: bytes) -> None:
+        self._add(unpack_keys(keys), _TREE)
+
+    def evicted(self, keys: bytes) -> None:
+        self._remove(unpack_keys(keys), _TREE)
+
+    def filed(self, key: bytes) -> None:
+        """The file holds the page from now on."""
+        self._add((key,), _FILE)
+
+    def unfiled(self, key: bytes) -> None:
+        """The file holds it no longer."""
+        self._remove((key,), _FILE)
+
+    def beside_tree(self) -> bytes:
+        return b"".join(islice((key for key, places in self._places.items() if places == _FILE), MAX_FILE_KEYS))
+
+    def _add(self, keys: Sequence[bytes], place: int) -> None:
+        new = [key for key in keys if key not in self._places]
+        for key in keys:
+            self._places[key] = self._places.get(key, 0) | place
+        if new:
+            super().stored(b"".join(new))
+
+    def _remove(self, keys: Sequence[bytes], place: int) -> None:
+        gone: list[bytes] = []
+        for key in keys:
+            places = self._places.pop(key, 0) & ~place
+            if places:
+                self._places[key] = places
+            else:
+                gone.append(key)
+        if gone:
+            super().evicted(b"".join(gone))

@@ -10,6 +10,7 @@ from deltaserve.control.cache.block_log import BlockLog
 from deltaserve.control.cache.eviction import KvEviction
 from deltaserve.control.cache.pages import PageEvent, PageState
 from deltaserve.control.cache.prefix_cache import PrefixCache, StateEviction
+from deltaserve.control.cache.tree_changes import FiledEventLog
 from deltaserve.control.engine.api import InstanceConfig
 from deltaserve.control.engine.tiering import TierConfig, Tiering
 from deltaserve.control.sched.budget import Budget
@@ -48,12 +49,14 @@ def build_parts(config: InstanceConfig) -> Parts:
     options = config.options
     blocks = BlockLog(_MAX_BLOCKS) if options.tells_blocks else None
     states, kv = StateEviction(options.state_eviction), KvEviction(options.kv_eviction)
-    cache = PrefixCache(config.cache.page_size, pools, config.cache.pools, states, blocks, kv)
+    log = FiledEventLog() if config.tier_slots else None
+    cache = PrefixCache(config.cache.page_size, pools, config.cache.pools, states, blocks, kv, log)
     budget = Budget(cache, pools)
     scheduler = Scheduler(sched_config(config), cache, budget, config.seed_of)
     tiering = None
-    if config.tier_slots:
-        tiering = Tiering(TierConfig(config.tier_slots, _page_bytes(config)), pools, cache, budget, scheduler)
+    if log is not None:
+        tier_config = TierConfig(config.tier_slots, _page_bytes(config), log)
+        tiering = Tiering(tier_config, pools, cache, budget, scheduler)
     return Parts(pools, cache, budget, scheduler, tiering, config.lacks_file)
 
 

@@ -24,6 +24,7 @@ from deltaserve.control.cache.load_price import LoadPrice
 from deltaserve.control.cache.newcomers import Newcomers
 from deltaserve.control.cache.prefix_cache import PrefixCache
 from deltaserve.control.cache.tier import Tier
+from deltaserve.control.cache.tree_changes import FiledEventLog
 from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.sched.budget import Budget
 from deltaserve.control.sched.request import Request
@@ -57,6 +58,8 @@ class TierConfig:
     """Of each pool."""
     page_bytes: tuple[int, ...]
     """What a page of each pool takes, on all ranks together."""
+    log: FiledEventLog
+    """Is told which pages of the first pool the file holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,8 @@ class Tiering:
     def __init__(
         self, config: TierConfig, pools: Sequence[PagePool], cache: PrefixCache, budget: Budget, sched: Scheduler
     ) -> None:
-        self.tiers = tuple(map(Tier, config.num_slots))
+        of_full, *of_tails = config.num_slots
+        self.tiers = Tier(of_full, config.log), *map(Tier, of_tails)
         self._config = config
         self._pools = tuple(pools)
         self._cache = cache
