@@ -1,6 +1,6 @@
 """Numbered changes, and the snapshot that heals a gap."""
 
-from deltaserve.control.cache.tree_changes import MAX_PENDING_KEYS, EventLog
+from deltaserve.control.cache.tree_changes import MAX_PENDING_KEYS, EventLog, FiledEventLog
 from deltaserve.core.keys import KEY_BYTES
 from deltaserve.core.wire.messages import Events
 from tests.control.cache.toys import ALICE, BOB, Toy
@@ -88,3 +88,42 @@ def test_what_nobody_drains_is_bounded_and_leaves_a_gap() -> None:
     log.evicted(bytes(KEY_BYTES))
     log.stored(b"k" * KEY_BYTES)
     assert log.drain() == told(1 + MAX_PENDING_KEYS + 1, b"k" * KEY_BYTES, b"")
+
+
+def key(number: int) -> bytes:
+    return bytes([number]) * KEY_BYTES
+
+
+def test_a_page_is_there_as_long_as_tree_or_file_holds_it() -> None:
+    log = FiledEventLog()
+    log.stored(key(1) + key(2))
+    log.filed(key(1))
+    assert log.drain() == told(0, key(1) + key(2), b"")
+    log.evicted(key(2) + key(1))
+    assert log.drain() == told(2, b"", key(2))
+    assert log.beside_tree() == key(1)
+    log.stored(key(1))
+    assert log.beside_tree() == b""
+    log.evicted(key(1))
+    log.unfiled(key(1))
+    assert log.drain() == told(3, b"", key(1))
+    assert log.beside_tree() == b""
+
+
+def test_what_the_file_forgets_is_still_in_the_tree() -> None:
+    log = FiledEventLog()
+    log.stored(key(1))
+    log.filed(key(1))
+    log.unfiled(key(1))
+    assert log.drain() == told(0, key(1), b"")
+    log.evicted(key(1))
+    assert log.drain() == told(1, b"", key(1))
+
+
+def test_a_page_that_is_stored_when_it_has_left_the_tree_is_told() -> None:
+    log = FiledEventLog()
+    log.stored(key(1))
+    log.evicted(key(1))
+    assert log.drain() == told(0, b"", key(1))
+    log.filed(key(1))
+    assert log.drain() == told(1, key(1), b"")

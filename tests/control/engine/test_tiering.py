@@ -7,7 +7,7 @@ import pytest
 from deltaserve.control.cache.pages import PageState
 from deltaserve.control.engine.tiering import Tiering
 from deltaserve.core.ids import Namespace, PeerName
-from deltaserve.core.keys import extend_keys, key_at
+from deltaserve.core.keys import KEY_BYTES, extend_keys, key_at
 from deltaserve.core.tokens import pack_u32
 from deltaserve.sim.cluster import Shape
 from deltaserve.sim.faults import FaultKind
@@ -266,3 +266,26 @@ def test_a_window_or_state_that_the_file_lacks_makes_what_is_loaded_shorter(num_
     assert computed(duo) - before == 4 + 2
     assert duo.metrics(PREFILL)["deltaserve_tier_tokens_loaded_total"] == 12
     rest(duo)
+
+
+def resident(duo: Duo, name: PeerName = PREFILL) -> int:
+    """Pages that the front takes to be there."""
+    duo.run(1.0)
+    return duo.cluster.front.core.placer.residency.num_resident(name)
+
+
+def test_routers_know_of_what_the_file_holds() -> None:
+    duo = with_evicted_head()
+    assert duo.cached_pages(PREFILL) == 0
+    assert resident(duo) == 4
+    keys = extend_keys(duo.prefill.config.seed_of(Namespace("")), pack_u32(HEAD), 4)
+    tiering(duo).tiers[0].forget([key_at(keys, 3)])
+    assert resident(duo) == 3
+    duo.cluster.front.flush()
+    assert resident(duo) == 0
+
+
+def test_a_front_that_comes_later_hears_of_the_file_too() -> None:
+    duo = with_evicted_head()
+    snapshot = duo.prefill.parts.cache.snapshot()
+    assert len(snapshot.stored) == 4 * KEY_BYTES
