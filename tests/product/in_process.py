@@ -103,6 +103,15 @@ class Drawing:
     guesses: str = OFF
 
 
+@dataclass(frozen=True)
+class SetAside:
+    """What a worker has for pages beside its pools."""
+
+    staging: StagingMode | None = None
+    cache_folder: Path | None = None
+    """Folder of the file under its tree."""
+
+
 class TorchWorker(SimWorker):
     """A worker of the simulated world whose ranks hold and compute a real model."""
 
@@ -112,14 +121,11 @@ class TorchWorker(SimWorker):
         config: InstanceConfig,
         folder: Path,
         spec: ModelSpec,
-        staging: StagingMode | None,
+        aside: SetAside,
         mesh: ExpertMesh | None = None,
         drawing: Drawing = Drawing(),
-        cache_folder: Path | None = None,
     ) -> None:
         super().__init__(world, config, url_of(config.name), plane=PlaneSizes(stall_s=60.0))
-        self.cache_folder = cache_folder
-        """Of the file under its tree."""
         sizes = ExecutorSizes(
             config.num_pages,
             config.max_running_requests,
@@ -135,9 +141,9 @@ class TorchWorker(SimWorker):
         self.computing = TorchRanks(executors)
         self.executor = self.computing  # type: ignore[assignment]
         shards = [Shard(rank, config.tp_size) for rank in range(config.tp_size)]
-        self.join([self._torch_parts(shard, executors[shard.rank], staging) for shard in shards])
+        self.join([self._torch_parts(shard, executors[shard.rank], aside) for shard in shards])
 
-    def _torch_parts(self, shard: Shard, executor: TorchExecutor, mode: StagingMode | None) -> SimRankParts:
+    def _torch_parts(self, shard: Shard, executor: TorchExecutor, aside: SetAside) -> SimRankParts:
         config, arenas = self.config, executor.memory.kv.arenas
         buffer = torch.zeros(_STAGING_BYTES, dtype=torch.uint8)
         regions = [*executor.memory.regions(), (STAGING, Region(_STAGING_REGION, 0, _STAGING_BYTES, "cpu"))]
@@ -151,13 +157,15 @@ class TorchWorker(SimWorker):
         ]
         groups = {arena.layout.group.name: PagesOfGroup(arena.bytes, arena.num_pages) for arena in arenas}
         staging = None
-        if mode is not None:
-            staging = Staging(StagingConfig(_STAGING_REGION, _STAGING_BYTES, mode), StagingArena(buffer, groups))
+        if aside.staging is not None:
+            staging = Staging(
+                StagingConfig(_STAGING_REGION, _STAGING_BYTES, aside.staging), StagingArena(buffer, groups)
+            )
         endpoint_config = EndpointConfig(config.cache, tuple(infos), shard, checksums=True, stall_s=60.0)
         endpoint = TaggedEndpoint(endpoint_config, transport, executor.memory, staging)
         slots: Any = None
-        if self.cache_folder is not None:
-            slots = CacheFile(self.cache_folder, config.tier_slots, executor.memory.kv, f"{self.name} {shard}")
+        if aside.cache_folder is not None:
+            slots = CacheFile(aside.cache_folder, config.tier_slots, executor.memory.kv, f"{self.name} {shard}")
         return SimRankParts(endpoint, transport, None, RankPace(0.001 * shard.rank, 0.0), slots)
 
     def count(self, name: str) -> int:
@@ -191,7 +199,7 @@ class Setup:
     decode_cache: bool = True
     writes_back: bool = False
     cache_folder: Path | None = None
-    """Of a file under the tree of each worker, which holds all pages; None: there is none."""
+    """Folder of a file under the tree of each worker, which holds all pages; None: there is none."""
     reference: Path | None = None
     """What transformers computes with; None: the same folder."""
     drafting: tuple[Role, ...] = ()
@@ -326,7 +334,9 @@ class Product:
             tier_slots=(_SLOTS,) * cache.num_pools if setup.cache_folder is not None else (),
         )
         drawing = Drawing(setup.rounding, setup.guesses if is_drafting else OFF)
-        worker = TorchWorker(self.world, config, self._folder, spec, staging, mesh, drawing, setup.cache_folder)
+        worker = TorchWorker(
+            self.world, config, self._folder, spec, SetAside(staging, setup.cache_folder), mesh, drawing
+        )
         if mesh is not None:
             worker.expert_group = self.group
             self.group.admit(worker)

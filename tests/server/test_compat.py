@@ -69,7 +69,7 @@ async def test_counts_in_every_event(codec: TextCodec, path: str) -> None:
 
 async def test_where_the_cached_tokens_were(codec: TextCodec) -> None:
     async with served(codec, OracleEngine(), SETTINGS) as case:
-        details = {"device": 12, "host": 0, "decode": 12, "prefill": 8}
+        details = {"device": 12, "host": 0, "storage": 0, "decode": 12, "prefill": 8}
         body = await _post(case, prompt="x" * 16, n=2, return_cached_tokens_details=True)
         assert body["sglext"] == {"cached_tokens_details": details}
         assert "sglext" not in await _post(case)

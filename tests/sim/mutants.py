@@ -608,8 +608,8 @@ MUTANTS = (
         "first_token_without_logprobs",
         "H1",
         _OUTFLOW,
-        "FirstToken(token=sampled.token, logprobs=sampled.logprobs, cached_len",
-        "FirstToken(token=sampled.token, logprobs=None, cached_len",
+        "                logprobs=sampled.logprobs,\n                cached_len=",
+        "                cached_len=",
     ),
     Mutant(
         "stop_id_before_min_tokens",
@@ -1176,8 +1176,8 @@ MUTANTS = (
         "load_of_another_namespace",
         "H5",
         _TIERING,
-        "enter_tree(load.namespace, ",
-        'enter_tree(Namespace(""), ',
+        "enter_tree(load.request.namespace, ",
+        'enter_tree(type(load.request.namespace)(""), ',
     ),
     Mutant(
         "stored_while_it_changes",
@@ -1190,7 +1190,7 @@ MUTANTS = (
     Mutant("poison_stays_in_the_file", "H7", _TREE, "            self._newcomers.poisoned()\n", "            pass\n"),
     Mutant("void_load_is_used", "H7", _TIERING, "        if load.is_void or not num_good", "        if not num_good"),
     Mutant("load_is_kept", "C1", _TIERING, "            self._budget.free(load.pages)\n", ""),
-    Mutant("half_a_load_of_windows", "H3", _TIERING, " or (piece.has_tails and num_good < len(load.copies)):", ":"),
+    Mutant("half_a_load_of_windows", "H3", _TIERING, " or (stretch.has_tails and num_good < len(load.copies)):", ":"),
     Mutant("windows_of_an_evicted_path", "H6", _TREE, "_newcomers.path_gone(keys)", "_newcomers.gone(_FULL, keys)"),
     Mutant(
         "evicted_window_is_stored",

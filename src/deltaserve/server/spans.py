@@ -107,4 +107,6 @@ def _found(usage: Usage) -> dict[str, Attribute]:
         "deltaserve.prompt_tokens": usage.prompt_len,
         "deltaserve.decode_cached_tokens": usage.decode_cached_len,
         "deltaserve.prefill_cached_tokens": usage.prefill_cached_len,
+        "deltaserve.decode_loaded_tokens": usage.decode_loaded_len,
+        "deltaserve.prefill_loaded_tokens": usage.prefill_loaded_len,
     }

@@ -36,11 +36,20 @@ def cached_len(usage: Usage) -> int:
     return max(usage.decode_cached_len, usage.prefill_cached_len)
 
 
+def loaded_len(usage: Usage) -> int:
+    """What of `cached_len` was read from the file under that side's cache."""
+    prefill_has_more = usage.prefill_cached_len > usage.decode_cached_len
+    return usage.prefill_loaded_len if prefill_has_more else usage.decode_loaded_len
+
+
 def cached_details(*usages: Usage) -> dict[str, int]:
-    """Details of cached tokens in SGLang's form (pages have one tier, the memory of the worker), and by side."""
+    """Details of cached tokens in SGLang's form, and by side. `storage`: what was read from the file under the cache of
+    the side that held more; all else was in the memory of a worker."""
+    stored = sum(map(loaded_len, usages))
     return {
-        "device": sum(map(cached_len, usages)),
+        "device": sum(map(cached_len, usages)) - stored,
         "host": 0,
+        "storage": stored,
         "decode": sum(usage.decode_cached_len for usage in usages),
         "prefill": sum(usage.prefill_cached_len for usage in usages),
     }
@@ -64,6 +73,8 @@ def timings(index: int, usage: Usage) -> dict[str, object]:
         "first_token_s": round(usage.first_token_s, _DIGITS),
         "decode_cached_tokens": usage.decode_cached_len,
         "prefill_cached_tokens": usage.prefill_cached_len,
+        "decode_loaded_tokens": usage.decode_loaded_len,
+        "prefill_loaded_tokens": usage.prefill_loaded_len,
         "transferred_bytes": usage.transferred_bytes,
         "transferred_state_bytes": usage.transferred_state_bytes,
         "local_wait_tokens": usage.local_wait_len,

@@ -34,7 +34,7 @@ def record(turn: int, prompt_len: int, known_len: int, **timing: int) -> Request
 def test_a_prompt_is_computed_by_whoever_computes_it() -> None:
     cold = record(0, 100, 0, transferred_bytes=1000)
     by_prefill = record(1, 130, 110, decode_cached_tokens=108, prefill_cached_tokens=96, transferred_bytes=300)
-    by_decode = record(2, 160, 140, decode_cached_tokens=136)
+    by_decode = record(2, 160, 140, decode_cached_tokens=136, decode_loaded_tokens=64)
     found = reuse_of([cold, by_prefill, by_decode])
     assert found is not None
     assert (found.num_requests, found.num_prefilled) == (3, 2)
@@ -42,6 +42,8 @@ def test_a_prompt_is_computed_by_whoever_computes_it() -> None:
     assert found.computed_len == 100 + (130 - 96) + (160 - 136)
     assert (found.decode_cached_len, found.prefill_cached_len) == (108 + 136, 96)
     assert found.moved_bytes == 1300
+    assert found.loaded_len == 64
+    assert ("of that from files", "64") in [*found.as_rows()]
     assert found.num_evicted == 0
 
 

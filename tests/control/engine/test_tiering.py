@@ -51,6 +51,9 @@ def test_what_was_evicted_is_loaded_and_not_computed() -> None:
     asked = duo.serve([*HEAD, 51, 52], 3)
     assert computed(duo) - before == 2
     assert (asked.usage.prefill_cached_len, asked.usage.decode_cached_len) == (16, 16)
+    assert (asked.usage.prefill_loaded_len, asked.usage.decode_loaded_len) == (16, 16)
+    again = duo.serve([*HEAD, 53], 3)
+    assert (again.usage.prefill_loaded_len, again.usage.decode_loaded_len) == (0, 0)
     for name in (PREFILL, DECODE):
         metrics = duo.metrics(name)
         assert (metrics["deltaserve_tier_pages_loaded_total"], metrics["deltaserve_tier_tokens_loaded_total"]) == (

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from deltaserve.commands.load.record import RequestRecord
 
+_LOADED = ("decode_loaded_tokens", "prefill_loaded_tokens")
 _MOST_LOST = 0.1
 """Share of a known prefix that may be computed again before it counts as evicted: pages are whole, tokens are not."""
 
@@ -28,6 +29,8 @@ class ReuseSummary:
     """Prompt tokens that the worker computed which computed the prompt."""
     decode_cached_len: int
     prefill_cached_len: int
+    loaded_len: int
+    """What of these two came from files under the caches."""
     moved_bytes: int
     """Pages and states, from prefill to decode."""
     num_evicted: int
@@ -44,6 +47,8 @@ class ReuseSummary:
         ratio = self.computed_over_new
         yield "prompt tokens computed", f"{self.computed_len:,}" + ("" if ratio is None else f" ({ratio:.2f} of new)")
         yield "found by decode, by prefill", f"{self.decode_cached_len:,}, {self.prefill_cached_len:,}"
+        if self.loaded_len:
+            yield "of that from files", f"{self.loaded_len:,}"
         yield "bytes moved", f"{self.moved_bytes:,}"
         yield "turns whose prefix was lost", f"{self.num_evicted:,}"
 
@@ -62,6 +67,7 @@ def reuse_of(records: Sequence[RequestRecord]) -> ReuseSummary | None:
         computed_len=sum(record.prompt_len - _found(timing) for record, timing in told),
         decode_cached_len=sum(timing["decode_cached_tokens"] for _, timing in told),
         prefill_cached_len=sum(timing["prefill_cached_tokens"] for _, timing in told),
+        loaded_len=sum(timing.get(side, 0) for _, timing in told for side in _LOADED),
         moved_bytes=sum(timing["transferred_bytes"] for _, timing in told),
         num_evicted=sum(_is_lost(record, timing) for record, timing in told if record.turn),
     )

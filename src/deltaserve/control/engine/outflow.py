@@ -138,7 +138,13 @@ class Outflow:
         if progress.drawn:
             sampled = progress.drawn[0]
             draft = None if self._draft is None else DraftHandover(group=self._draft, features=progress.features)
-            first = FirstToken(token=sampled.token, logprobs=sampled.logprobs, cached_len=room.cached_len, draft=draft)
+            first = FirstToken(
+                token=sampled.token,
+                logprobs=sampled.logprobs,
+                cached_len=room.cached_len,
+                loaded_len=room.request.loaded_len,
+                draft=draft,
+            )
             room.first = first
             self.parts.scheduler.running.leave(room.request)
             self._move(room, PrefillEvent.COMPUTE_AHEAD)

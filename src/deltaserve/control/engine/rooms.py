@@ -115,6 +115,7 @@ class DecodeRoom:
     """Where its prompt was to be computed, and why; None: that was no question."""
     decode_cached_len: int = 0
     prefill_cached_len: int = 0
+    prefill_loaded_len: int = 0
     transferred_bytes: int = 0
     transferred_state_bytes: int = 0
     arrived: FirstToken | None = None
@@ -184,8 +185,10 @@ class DecodeRoom:
         return Usage(
             prompt_len=self.request.prompt_len,
             output_len=self.request.output_len,
-            decode_cached_len=min(self.decode_cached_len, self.request.prompt_len),
-            prefill_cached_len=min(self.prefill_cached_len, self.request.prompt_len),
+            decode_cached_len=(decode_len := min(self.decode_cached_len, self.request.prompt_len)),
+            prefill_cached_len=(prefill_len := min(self.prefill_cached_len, self.request.prompt_len)),
+            decode_loaded_len=min(self.request.loaded_len, decode_len),
+            prefill_loaded_len=min(self.prefill_loaded_len, prefill_len),
             num_retractions=self.request.num_retractions,
             local_wait_len=0 if self.weighing is None else self.weighing.local_wait_len,
             prefill_wait_len=0 if self.weighing is None else self.weighing.prefill_wait_len,

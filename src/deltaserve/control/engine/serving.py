@@ -392,6 +392,7 @@ class Serving:
         if request.lease is None or not request.lease.num_pages:  # the token was drawn from all that is here
             request.num_finite = request.num_computed
         room.prefill_cached_len = max(room.prefill_cached_len, first.cached_len)
+        room.prefill_loaded_len = first.loaded_len
         request.draft_start = self._draft_start(room, first)
         room.move(DecodeEvent.QUEUE)
         self.parts.scheduler.running.share_computed(request)

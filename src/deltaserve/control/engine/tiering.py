@@ -30,7 +30,7 @@ from deltaserve.control.sched.budget import Budget
 from deltaserve.control.sched.request import Request
 from deltaserve.control.sched.scheduler import Scheduler
 from deltaserve.control.transfer.commands import LoadPages, PagesLoaded, PagesStored, SlotCopy, StorePages
-from deltaserve.core.ids import Namespace, PageId, PoolId
+from deltaserve.core.ids import PageId, PoolId
 from deltaserve.core.keys import KEY_BYTES, key_at, num_keys
 from deltaserve.core.tokens import TOKEN_BYTES
 
@@ -55,7 +55,7 @@ class TierConfig:
     """The file under the tree of one worker."""
 
     num_slots: tuple[int, ...]
-    """Of each pool."""
+    """Slots of each pool."""
     page_bytes: tuple[int, ...]
     """What a page of each pool takes, on all ranks together."""
     log: FiledEventLog
@@ -63,7 +63,7 @@ class TierConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _Stretch:
     """What a load brings of a path."""
 
     first: int
@@ -87,22 +87,23 @@ class _Piece:
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """A piece of a prompt on its way back."""
+    """A stretch of a prompt on its way back."""
 
-    namespace: Namespace
+    request: Request
+    """Who asked for it."""
     tokens: bytes
     keys: bytes
     """Tokens and keys up to its end."""
-    piece: _Piece
+    stretch: _Stretch
     pages: tuple[list[PageId], ...]
     copies: tuple[SlotCopy, ...]
-    """Of the first pool, then of the others."""
+    """Those of the first pool, then of the others."""
     is_void: bool = False
     """What the file held is worthless, as is known by now."""
 
     @property
     def first_key(self) -> bytes:
-        return key_at(self.keys, self.piece.first)
+        return key_at(self.keys, self.stretch.first)
 
 
 class Tiering:
@@ -179,11 +180,11 @@ class Tiering:
         """
         if (waits := self._waits(request, match.num_pages)) is not None:
             return waits
-        piece = self._reusable(match, _keys_of(request, self._cache.page_size))
-        if piece is None:
+        stretch = self._reusable(match, _keys_of(request, self._cache.page_size))
+        if stretch is None:
             return False
-        num_tokens = (piece.end - piece.first) * self._cache.page_size
-        return self._is_loaded(request, piece, num_tokens / tokens_per_s if tokens_per_s else inf, turn)
+        num_tokens = (stretch.end - stretch.first) * self._cache.page_size
+        return self._is_loaded(request, stretch, num_tokens / tokens_per_s if tokens_per_s else inf, turn)
 
     def awaits_kv(self, request: Request, match: Match, turn: EngineTurn) -> bool:
         """`awaits` of a request that is computed elsewhere: what is loaded of it does not have to be sent."""
@@ -194,8 +195,8 @@ class Tiering:
         if not num_pages:
             return False
         end = reach + num_pages
-        piece = _Piece(reach, (range(reach, end), *[range(end, end)] * (len(self.tiers) - 1)))
-        return self._is_loaded(request, piece, self._num_bytes(piece.sizes) / _SENT_BYTES_PER_S, turn)
+        stretch = _Stretch(reach, (range(reach, end), *[range(end, end)] * (len(self.tiers) - 1)))
+        return self._is_loaded(request, stretch, self._num_bytes(stretch.sizes) / _SENT_BYTES_PER_S, turn)
 
     def _waits(self, request: Request, first: int) -> bool | None:
         """Whether the request waits, if that is known without a look at the file. `first`: what it lacks begins there,
@@ -206,7 +207,7 @@ class Tiering:
             return False
         return None
 
-    def _reusable(self, match: Match, keys: bytes | bytearray) -> _Piece | None:
+    def _reusable(self, match: Match, keys: bytes | bytearray) -> _Stretch | None:
         """The longest path that can be used with what the file has; None if the match is as long."""
         reach = match.reach // self._cache.page_size
         end = min(num_keys(keys), reach + self.tiers[_FULL].num_from(keys, reach))
@@ -216,7 +217,7 @@ class Tiering:
             shorter = min((index for index in lacking if index is not None), default=end)
             if shorter == end:
                 full = range(min(reach, end), end)
-                return _Piece(match.num_pages, (full, *(self._tail(pool, match, end) for pool in tails)))
+                return _Stretch(match.num_pages, (full, *(self._tail(pool, match, end) for pool in tails)))
             end = shorter
         return None
 
@@ -232,12 +233,12 @@ class Tiering:
             return range(end, end)
         return range(self._cache.retentions[pool].first_needed(end * size, size), end)
 
-    def _is_loaded(self, request: Request, piece: _Piece, otherwise_s: float, turn: EngineTurn) -> bool:
-        """Load a piece if there is memory for it, and it is not had sooner in another way, which takes so long."""
-        if not self._has_memory(piece.sizes) or not self._price.is_worth(self._num_bytes(piece.sizes), otherwise_s):
+    def _is_loaded(self, request: Request, stretch: _Stretch, otherwise_s: float, turn: EngineTurn) -> bool:
+        """Load a stretch if there is memory for it, and it is not had sooner in another way, which takes so long."""
+        if not self._has_memory(stretch.sizes) or not self._price.is_worth(self._num_bytes(stretch.sizes), otherwise_s):
             return False
         request.num_loads += 1
-        self._load(request, piece, turn)
+        self._load(request, stretch, turn)
         return True
 
     def _num_bytes(self, sizes: Sequence[int]) -> int:
@@ -251,20 +252,20 @@ class Tiering:
                 return False
         return self._budget.fits(sizes, self._sched.running.reserve())
 
-    def _load(self, request: Request, piece: _Piece, turn: EngineTurn) -> None:
-        owned = self._budget.allocate(piece.sizes)
+    def _load(self, request: Request, stretch: _Stretch, turn: EngineTurn) -> None:
+        owned = self._budget.allocate(stretch.sizes)
         if owned is None:
             return
-        end, page_bytes = piece.end, self._cache.page_size * TOKEN_BYTES
+        end, page_bytes = stretch.end, self._cache.page_size * TOKEN_BYTES
         tokens, keys = bytes(request.tokens[: end * page_bytes]), bytes(request.keys[: end * KEY_BYTES])
         copies: list[SlotCopy] = []
-        for pool, (tier, indexes, pages) in enumerate(zip(self.tiers, piece.ranges, owned, strict=True)):
+        for pool, (tier, indexes, pages) in enumerate(zip(self.tiers, stretch.ranges, owned, strict=True)):
             slots = tier.use(keys, indexes)
             tier.pin(slots)
             for index, page, slot in zip(indexes, pages, slots, strict=True):
                 copies.append(SlotCopy(PoolId(pool), page, slot, key_at(keys, index)))
-        self.tiers[_FULL].refresh(keys, piece.ranges[_FULL].start)
-        load = _Load(request.namespace, tokens, keys, piece, owned, tuple(copies))
+        self.tiers[_FULL].refresh(keys, stretch.ranges[_FULL].start)
+        load = _Load(request, tokens, keys, stretch, owned, tuple(copies))
         number = self._number()
         self._loads[number] = load
         self._coming[load.first_key] = number
@@ -287,17 +288,19 @@ class Tiering:
     def _enter_tree(self, load: _Load, num_good: int) -> None:
         """`num_good`: copies that hold what was asked for. Where pages of several pools go together, all or none of
         them are of use."""
-        piece, (full, *tails) = load.piece, load.pages
-        if load.is_void or not num_good or (piece.has_tails and num_good < len(load.copies)):
+        stretch, (full, *tails) = load.stretch, load.pages
+        if load.is_void or not num_good or (stretch.has_tails and num_good < len(load.copies)):
             self._budget.free(load.pages)
             return
-        good, start = full[:num_good], piece.ranges[_FULL].start
+        good, start = full[:num_good], stretch.ranges[_FULL].start
         self._budget.free([full[num_good:]])
-        if self._budget.enter_tree(load.namespace, load.tokens, load.keys, start, [good, *tails]):
-            sizes = (len(good), *piece.sizes[1:])
+        if self._budget.enter_tree(load.request.namespace, load.tokens, load.keys, start, [good, *tails]):
+            sizes = (len(good), *stretch.sizes[1:])
             self.num_loaded += sum(sizes)
             self._bytes_loaded += self._num_bytes(sizes)
-            self._tokens_loaded += (start + len(good) - piece.first) * self._cache.page_size
+            num_tokens = (start + len(good) - stretch.first) * self._cache.page_size
+            self._tokens_loaded += num_tokens
+            load.request.loaded_len += num_tokens
 
     def _number(self) -> int:
         self._next_number += 1

@@ -64,6 +64,8 @@ class Request:
     """Queued before all that are not: it was retracted, or its reader holds memory for it."""
     num_loads: int = 0
     """How often it waited for pages of its prompt that were loaded from the file under the tree."""
+    loaded_len: int = 0
+    """Tokens of its prompt that came from there."""
     matched_len: int = 0
     """Tokens found in the cache when it was last tried."""
     forks: set[int] = field(default_factory=set)

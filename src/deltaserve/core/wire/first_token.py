@@ -22,6 +22,8 @@ class FirstToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     logprobs: TokenLogprobs | None = None
     cached_len: int = 0
     """Prompt tokens prefill took from its own tree."""
+    loaded_len: int = 0
+    """What of these came from the file under the tree."""
     draft: DraftHandover | None = None
     """What a draft head hands over; None: prefill has none."""
 

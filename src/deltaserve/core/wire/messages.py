@@ -328,6 +328,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     output_len: int
     decode_cached_len: int = 0
     prefill_cached_len: int = 0
+    decode_loaded_len: int = 0
+    """What of `decode_cached_len` came for this prompt from the file under the tree."""
+    prefill_loaded_len: int = 0
     num_retractions: int = 0
     transferred_bytes: int = 0
     transferred_state_bytes: int = 0
