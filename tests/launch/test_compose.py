@@ -15,7 +15,7 @@ from deltaserve.launch import compose
 from deltaserve.launch.compose import Checkpoint, free_port, free_ports, machine_facts, resolve_settings, worker_spec
 from deltaserve.process.worker.worker_spec import WorkerSpec
 from deltaserve.settings.config import Settings
-from deltaserve.settings.resolve import Device, ResolvedConfig
+from deltaserve.settings.resolve import ResolvedConfig
 from tests.ports import taken
 
 MIB = 1 << 20
@@ -188,13 +188,13 @@ def test_steps_under_way(flags: dict[str, int], num_ahead: int, tmp_path: Path) 
     assert spec.options.sched.num_ahead == num_ahead
 
 
-def slots_of(model: Path, mib: int = 64, device: Device = "cpu", **flags: object) -> tuple[int, ...]:
-    """Pages of each pool in the file of a worker of one rank."""
+def slots_of(model: Path, mib: int = 64, num_pages: tuple[int, ...] | None = None, **flags: object) -> tuple[int, ...]:
+    """Pages of each pool in the file of a worker of one rank. `num_pages`: of its memory."""
     memory = {"cache_dir": "pages", "cache_dir_mib": mib}
     told = {"model": {"model_path": str(model), "device": "cpu"}, "memory": memory, **flags}
     settings, checkpoint = Settings.model_validate(told), Checkpoint.open(str(model))
     resolved = resolve_settings(settings, checkpoint)[Role.DECODE]
-    return compose.cache_slots(settings, checkpoint.spec, replace(resolved, device=device))
+    return compose.cache_slots(settings, checkpoint.spec, replace(resolved, num_pages=num_pages or resolved.num_pages))
 
 
 def test_a_file_under_the_cache_holds_whole_pages(tiny_models: Path) -> None:
@@ -219,6 +219,9 @@ def test_a_worker_without_a_cache_sets_nothing_aside(role: Role, tmp_path: Path)
     assert (bool(spec.cache_slots), bool(spec.cache_dir), bool(spec.cache_bytes)) == (has_file,) * 3
 
 
-def test_there_is_no_file_under_the_cache_on_a_gpu_yet(tiny_models: Path) -> None:
-    with pytest.raises(ConfigError, match="--cache-dir pages: not for workers on a GPU yet"):
-        slots_of(tiny_models / "llama", device="cuda")
+def test_a_file_that_holds_no_page_of_a_pool_is_refused(tiny_models: Path) -> None:
+    model, num_pages = tiny_models / "gemma3_text", (1_000_000, 10)
+    with pytest.raises(ConfigError, match=r"--cache-dir-mib 1: too little, it takes \d+ MiB") as refused:
+        slots_of(model, 1, num_pages)
+    enough = int(str(refused.value).split()[-2])
+    assert slots_of(model, enough, num_pages)[1] == 1

@@ -493,8 +493,6 @@ def cache_slots(settings: Settings, spec: ModelSpec, resolved: ResolvedConfig) -
     if asked.cache_dir is None:
         return ()
     where = f"--cache-dir {asked.cache_dir[:80]}"
-    if resolved.device != "cpu":
-        raise ConfigError(f"{where}: not for workers on a GPU yet")
     cache = spec.cache_spec(resolved.page_size, DType(resolved.kv_cache_dtype), DType(asked.mamba_ssm_dtype))
     if cache.draft_group is not None:
         raise ConfigError(f"{where}: not beside a draft head yet")

@@ -325,6 +325,7 @@ def _plane(
 
 def _cache_file(spec: WorkerSpec, folder: str, executor: TorchExecutor, shard: Shard) -> CacheFile:
     """The file under the tree, of one rank. Raises ConfigError."""
+    executor.memory.work_beside_steps()
     kv = executor.memory.kv
     of_whom = f"{model_fingerprint(Path(spec.model_path))} {kv.cache} {shard}"
     return CacheFile(Path(folder), spec.cache_slots, kv, of_whom)
