@@ -362,8 +362,18 @@ def test_a_talk_is_told_in_figures() -> None:
     assert cells_of_turn(cached)[-4:] == ("1.5 MiB", "0.50 s", "1", "-")
     words = talk_in_words([cold, cached])
     assert "851 tokens, 38.0 MiB, 5.2 s" in words
-    assert "at most 1.5 MiB, and the first token came within 0.50 s" in words
+    assert "at most 1.5 MiB of it moved; the first token came within 0.50 s" in words
     assert make_talk_table([cold, cached]).row_count == 2
+
+
+def test_where_decode_computes_the_prompts_itself_nothing_is_said_to_move() -> None:
+    cold = Turn("visitor 1, turn 1", 851, 0, 0, 0, 3.75, 11, 6.25)
+    cached = Turn("visitor 2, turn 1", 860, 0, 832, 0, 0.5, 1, 0.75)
+    words = talk_in_words([cold, cached])
+    assert "computed once, by decode" in words
+    assert "851 tokens, 3.8 s" in words
+    assert "move" not in words
+    assert "0 B" not in words
 
 
 def test_the_commands_to_talk_on_name_the_model_as_the_server_does(tmp_path: Path) -> None:

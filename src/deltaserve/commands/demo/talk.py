@@ -175,11 +175,15 @@ def talk_in_words(turns: Sequence[Turn]) -> str:
     cold, cached = turns[0], turns[1:]
     slowest_s = max(turn.first_token_s for turn in cached)
     most_bytes = max(turn.bytes_moved for turn in cached)
+    if cold.bytes_moved:
+        how = f"computed by prefill and moved to decode once: {cold.prompt_len:,} tokens, {size(cold.bytes_moved)}"
+    else:
+        how = f"computed once, by decode, since a hand-over takes longer on these cores: {cold.prompt_len:,} tokens"
+    sent = f", and at most {size(most_bytes)} of it moved" if most_bytes else ""
     return (
-        f"The handbook was computed and moved once: {cold.prompt_len:,} tokens, {size(cold.bytes_moved)}, "
-        f"{cold.first_token_s:.1f} s to the first token. After that prefill computed, and decode was sent, only what "
-        f"was new: at most {size(most_bytes)}, and the first token came within "
-        f"{slowest_s:.2f} s, for the second visitor too, who never spoke before."
+        f"The handbook was {how}, {cold.first_token_s:.1f} s to the first token. After that only what was new was "
+        f"computed{sent}; the first token came within {slowest_s:.2f} s, for the second visitor too, who never spoke "
+        f"before."
     )
 
 
