@@ -39,23 +39,29 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*UNLIMITED, *command], capture_output=True, text=True, check=False)
 
 
-def build(source: Path, program: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return run([*find_compiler(), *FLAGS, "-I", str(SOURCES), str(source), *more, "-o", str(program)])
+def build(source: Path, made: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return run([*find_compiler(), *FLAGS, "-I", str(SOURCES), str(source), *more, "-o", str(made)])
 
 
 @pytest.fixture(params=DRIVERS, ids=lambda driver: driver.stem)
 def program(request: pytest.FixtureRequest) -> Path:
     """A driver linked with the library of this tree, compiled when a source, a flag or the compiler changed."""
     compiled_library()
-    kept = made_once(BUILDS / "fuzz", [*_made_of(), bytes(SOURCES)], _make_programs)
     driver: Path = request.param
-    return kept / driver.stem
+    return _programs() / driver.stem
+
+
+def _programs() -> Path:
+    """The folder of what the drivers are compiled to, and of the programs."""
+    return made_once(BUILDS / "fuzz", [*_made_of(), bytes(SOURCES)], _make_programs)
 
 
 def _make_programs(folder: Path) -> None:
     for driver in DRIVERS:
-        built = build(driver, folder / driver.stem, str(SOURCES / LIBRARY_NAME), f"-Wl,-rpath,{SOURCES}")
-        assert not built.returncode, built.stderr
+        compiled = folder / f"{driver.stem}.o"
+        library = (str(SOURCES / LIBRARY_NAME), f"-Wl,-rpath,{SOURCES}")
+        for built in (build(driver, compiled, "-c"), build(compiled, folder / driver.stem, *library)):
+            assert not built.returncode, built.stderr
 
 
 def test_against_plain_arithmetic(program: Path) -> None:
@@ -65,8 +71,12 @@ def test_against_plain_arithmetic(program: Path) -> None:
 
 @pytest.fixture(scope="module")
 def checked_programs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The drivers with a library, all under the sanitizers, compiled when a source, a flag or the compiler changed.
-    Skips where those do not build or run."""
+    """The drivers with a library under the sanitizers, compiled when a source, a flag or the compiler changed. Skips
+    where those do not build or run.
+
+    The drivers' own code is that of the programs without sanitizers: what it compares with takes most of the time, and
+    the limits of its arrays, which are the allocator's, are seen by the library's code."""
+    compiled_library()
     folder = tmp_path_factory.mktemp("sanitizers")
     (folder / "nothing.cpp").write_text("int main() { return 0; }\n")
     try:
@@ -97,7 +107,7 @@ def _make_checked_programs(folder: Path) -> None:
     compile_library(folder / LIBRARY_NAME, (*CHECKED, EMULATED_TILES), _unused())
     for driver in DRIVERS:
         beside = (f"-L{folder}", f"-l:{LIBRARY_NAME}", "-Wl,-rpath,$ORIGIN")
-        built = build(driver, folder / driver.stem, *CHECKED, *beside)
+        built = build(_programs() / f"{driver.stem}.o", folder / driver.stem, *CHECKED, *beside)
         assert not built.returncode, built.stderr
 
 
