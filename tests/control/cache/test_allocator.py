@@ -155,6 +155,15 @@ def test_a_fresh_pool_hands_out_runs() -> None:
     assert second == tuple(range(10, 20))
 
 
+def test_the_state_of_many_pages_is_asked_at_once() -> None:
+    pool = PagePool(4)
+    owned = taken(pool.allocate(2))
+    assert pool.are_all(owned, PageState.OWNED)
+    assert not pool.are_all([*owned, PageId(3)], PageState.OWNED)
+    assert not pool.are_all(owned, PageState.FREE)
+    assert pool.are_all((), PageState.CACHED)
+
+
 def test_runs_survive_a_round_trip() -> None:
     pool = PagePool(100)
     first = taken(pool.allocate(40))

@@ -89,6 +89,10 @@ class PagePool:
         """State of one page; a held page is FREE."""
         return PageState(self._state[page])
 
+    def are_all(self, pages: Collection[PageId], state: PageState) -> bool:
+        """Whether each of these pages, none of them named twice, is in `state`."""
+        return not pages or self._states_of(pages) == {state.value}
+
     def states(self) -> bytes:
         """State of every page as a byte: its `PageState.value`."""
         return bytes(self._state)
@@ -251,7 +255,7 @@ class PagePool:
             raise IntegrityError("a page is twice in the free list, or its length is miscounted")
         if free & self._held:
             raise IntegrityError("a held page is in the free list")
-        if any(self._state[page] != _FREE for page in free | self._held):
+        if free | self._held and self._states_of(free | self._held) != {_FREE}:
             raise IntegrityError("a page in the free list or held is in use")
         if len(free) + len(self._held) != self._counts[_FREE]:
             raise IntegrityError("a FREE page is neither in the free list nor held")

@@ -8,6 +8,7 @@ and are joined to runs when a take needs them or when they are as many as the ru
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 _FEW = 64
 """Returned pages wait until they are one in so many. Not in a small pool: there, what was freed is used again soon, and
@@ -30,9 +31,8 @@ class FreePages:
         return self._num_in_runs + len(self._returned)
 
     def __iter__(self) -> Iterator[int]:
-        for length, first in self._runs:
-            yield from range(first, first + length)
-        yield from self._returned
+        runs = (range(first, first + length) for length, first in self._runs)
+        return chain(chain.from_iterable(runs), self._returned)
 
     def give_back(self, pages: Iterable[int]) -> None:
         """Pages that are not in the set."""

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.eviction import EvictionOrder
@@ -37,9 +38,10 @@ def check_accounts(accounts: TreeAccounts) -> None:
     matchable = list(tree.nodes())
     severed = [node for top in tree.severed for node in tree.below(top)]
     nodes = matchable + severed
-    lifetimes = {tail.index: tail.lifetime for tail in accounts.tails}
+    by_pool = {tail.index: tail.lifetime for tail in accounts.tails}
+    lifetimes = [by_pool.get(index, Lifetime.FULL) for index in range(len(accounts.pools))]
     for node in nodes:
-        _check_node(node, tree.page_size, [lifetimes.get(i, Lifetime.FULL) for i in range(len(accounts.pools))])
+        _check_node(node, tree.page_size, lifetimes)
     for namespace, root in tree.roots.items():
         _claim(root.parent is None and root.end == 0 and root.namespace == namespace, "a root is not one")
         _claim(bool(root.children or root.locks), "an empty root is kept")
@@ -66,10 +68,11 @@ def _check_node(node: Node, page_size: int, lifetimes: Sequence[Lifetime]) -> No
     _claim(len(node.tokens) == num_pages * page_bytes, "a node's tokens do not fill its pages")
     _claim(len(node.keys) == num_pages * KEY_BYTES, "a node's keys do not match its pages")
     _claim(len(node.pages) == len(lifetimes), "a node lacks a pool")
-    most = {Lifetime.FULL: num_pages, Lifetime.WINDOW: num_pages, Lifetime.STATE: min(num_pages, 1)}
     for pages, lifetime in zip(node.pages, lifetimes, strict=True):
         least = num_pages if lifetime is Lifetime.FULL else 0
-        _claim(least <= len(pages) <= most[lifetime], f"a node of {num_pages} pages holds {len(pages)} {lifetime}")
+        most = min(num_pages, 1) if lifetime is Lifetime.STATE else num_pages
+        if not least <= len(pages) <= most:
+            raise IntegrityError(f"a node of {num_pages} pages holds {len(pages)} {lifetime}")
     for first_page, child in node.children.items():
         _claim(child.parent is node and child.start == node.end, "a child does not continue its parent")
         _claim(child.tokens[:page_bytes] == first_page and child.num_pages > 0, "a child is filed under other tokens")
@@ -85,7 +88,8 @@ def _check_locks(nodes: Sequence[Node], leased: Sequence[Node]) -> None:
             node = node.parent
     _claim(locks.keys() <= set(nodes), "a leased node has left the tree")
     for node in nodes:
-        _claim(node.locks == locks[node], f"locks of node {node.id}: {locks[node]} leases, {node.locks} kept")
+        if node.locks != locks[node]:
+            raise IntegrityError(f"locks of node {node.id}: {locks[node]} leases, {node.locks} kept")
 
 
 def _check_order(nodes: Sequence[Node], order: EvictionOrder) -> None:
@@ -134,7 +138,7 @@ def _check_tail_counts(tail: TailPool, nodes: Sequence[Node]) -> None:
 
 def _check_pages(nodes: Sequence[Node], index: int, pool: PagePool) -> None:
     pool.check_integrity()
-    pages = [page for node in nodes for page in node.pages[index]]
+    pages = list(chain.from_iterable(node.pages[index] for node in nodes))
     _claim(len(set(pages)) == len(pages), f"a page of pool {index} is in two places of the tree")
-    _claim(all(pool.state(page) is PageState.CACHED for page in pages), f"a tree page of pool {index} is not CACHED")
+    _claim(pool.are_all(pages, PageState.CACHED), f"a tree page of pool {index} is not CACHED")
     _claim(pool.count(PageState.CACHED) == len(pages), f"a CACHED page of pool {index} is not in the tree")

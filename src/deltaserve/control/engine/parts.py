@@ -150,7 +150,7 @@ def check_parts(parts: Parts, requests: Iterable[Request]) -> None:
         owned += parts.tiering.owned(index) if parts.tiering is not None else []
         if pool.count(PageState.OWNED) != len(owned):
             raise IntegrityError(f"pool {index}: {pool.count(PageState.OWNED)} pages owned, {len(owned)} are held")
-        if len(set(owned)) != len(owned) or any(pool.state(page) is not PageState.OWNED for page in owned):
+        if len(set(owned)) != len(owned) or not pool.are_all(owned, PageState.OWNED):
             raise IntegrityError(f"pool {index}: a request's page is another's, too, or not OWNED")
     for r in holders:
         if not r.num_finite <= r.num_computed <= r.num_pages * parts.cache.page_size:
