@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -109,6 +110,7 @@ def test_every_flag_that_pages_name_exists() -> None:
                 assert [flag for flag in re.findall(r"(?<= )--[a-z-]+", found[2]) if flag not in known] == [], line
 
 
+@cache
 def output_help(command: str) -> str:
     flag = "--help-all" if command in ("serve", "prefill", "decode", "router") else "--help"
     argv = [sys.executable, "-m", "deltaserve.cli.main", command, flag]
