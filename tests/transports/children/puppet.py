@@ -121,10 +121,10 @@ class Puppet:
 
     def num_changed(self, end: int | None = None) -> int:
         """Bytes below `end` (None: all) that differ from the snapshot."""
-        return int((self._bytes[:end] != self._before[:end]).sum())
+        return self._memory.num_changed(self._before, end)
 
     def count(self, value: int) -> int:
-        return int((self._bytes == value).sum())
+        return self._memory.num_of(value)
 
     def settle(self, polls: bool, end: int | None = None, give_up_s: float = 20.0) -> int:
         """Wait until the number of changed bytes stands still, polling the transport meanwhile if asked to.
@@ -135,7 +135,7 @@ class Puppet:
         while still < 10 and time.monotonic() < give_up:
             if polls:
                 self._transport.notifications()
-            time.sleep(0.02)
+            time.sleep(0.06)
             changed = self.num_changed(end)
             still = still + 1 if changed == last else 0
             last = changed

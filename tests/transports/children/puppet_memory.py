@@ -2,7 +2,7 @@
 
 import importlib
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from ctypes import addressof, c_char
 from typing import Any
 
@@ -27,6 +27,15 @@ class PrivateMemory:
 
     def settle(self) -> None:
         """What was assigned to `bytes` is there for others."""
+
+    def num_of(self, value: int) -> int:
+        """Bytes that are `value`."""
+        return sum(int(np.count_nonzero(self.bytes[part] == value)) for part in _parts(len(self.bytes)))
+
+    def num_changed(self, before: Any, end: int | None) -> int:
+        """Bytes below `end` (None: all) that differ from `before`."""
+        parts = _parts(len(self.bytes[:end]))
+        return sum(int(np.count_nonzero(self.bytes[part] != before[part])) for part in parts)
 
     def _map(self, num_bytes: int) -> Any:
         self._mapping = mmap.mmap(-1 if self.file is None else self.file, num_bytes)
@@ -74,6 +83,12 @@ class CudaMemory(PrivateMemory):
     def settle(self) -> None:
         self._torch.cuda.synchronize()
 
+    def num_of(self, value: int) -> int:
+        return int((self.bytes == value).sum())
+
+    def num_changed(self, before: Any, end: int | None) -> int:
+        return int((self.bytes[:end] != before[:end]).sum())
+
     def _map(self, num_bytes: int) -> Any:
         exported: Any = importlib.import_module("deltaserve.compute.memory.exported_memory")
         data, self.file = exported.exported_zeros(num_bytes, self._torch.device(self.device))
@@ -83,5 +98,11 @@ class CudaMemory(PrivateMemory):
         return int(self.bytes.data_ptr())
 
 
+def _parts(num_bytes: int) -> Iterator[slice]:
+    """Of which each comparison takes little memory: to touch new pages takes longer than to compare."""
+    return (slice(start, min(start + _PART, num_bytes)) for start in range(0, num_bytes, _PART))
+
+
+_PART = 1 << 16
 PuppetMemory = PrivateMemory
 MEMORY: dict[str, Callable[[int], PuppetMemory]] = {"host": SharedMemory, "card": CardMemory, "cuda": CudaMemory}
