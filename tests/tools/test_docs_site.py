@@ -48,7 +48,7 @@ def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
     write_sources(sources)
     with (sources / "quickstart.md").open("a") as page:
         page.write("\n[nowhere](no-such-page.md)\n")
-    options = ("-q", "-W", "--keep-going", "-b", "dummy")  # all pages are read and their links resolved; none is written
+    options = ("-q", "-W", "--keep-going", "-b", "dummy")  # pages are read, links resolved, nothing written
     command = [sys.executable, "-m", "sphinx", *options, str(sources), str(tmp_path / "site")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0 and "no-such-page" in done.stderr

@@ -99,7 +99,7 @@ class CudaMemory(PrivateMemory):
 
 
 def _parts(num_bytes: int) -> Iterator[slice]:
-    """Of which each comparison takes little memory: to touch new pages takes longer than to compare."""
+    """Parts so small that comparing one takes little memory: to touch new pages takes longer than to compare."""
     return (slice(start, min(start + _PART, num_bytes)) for start in range(0, num_bytes, _PART))
 
 
