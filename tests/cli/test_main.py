@@ -4,6 +4,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from deltaserve.cli.dispatch import Command, available
 from deltaserve.cli.main import main
 from deltaserve.settings.flags.line_parser import LineParser
 from deltaserve.settings.flags.merge import load
+from tests.forks import Forks
 from tests.patience import PATIENCE_S
 
 REAL_COMMANDS = available()
+ROOT = Path(__file__).parents[2]
 MODEL = str(Path(__file__).parent)
 """It is there; the probe does not look into it."""
 
@@ -108,14 +111,28 @@ def test_dump_config_ends_as_the_command_would(capsys: pytest.CaptureFixture[str
     assert run(capsys, "probe", MODEL, "--page-size", "128", "--dump-config") == refused
 
 
+LIBRARIES = ("numpy", "httpx", "msgspec", "zmq.asyncio", "starlette.applications", "pydantic", "uvicorn", "yaml")
+"""What commands import to explain themselves, beside sources."""
+
+
 def test_commands_that_exist_can_explain_themselves() -> None:
-    """In a process of its own: warnings, imports and exit code as a user has them."""
+    """Each imports all sources that it needs in a process of its own: exit code and errors as a user has them."""
     assert REAL_COMMANDS
-    for name in REAL_COMMANDS:
-        ended = start(name, "--help")
-        assert ended.returncode == 0, ended.stderr
-        assert f"example: deltaserve {name} " in ended.stdout
-        assert "exit codes: 0 " in ended.stdout
+    with closing(Forks.of(LIBRARIES)) as forks:
+        for name in REAL_COMMANDS:
+            ended = forks.run(ROOT, Path(dispatch.__file__).with_name("main.py"), name, "--help", limit_s=PATIENCE_S)
+            explains_itself(name, ended)
+
+
+@pytest.mark.parametrize("name", ["serve", "sim"])
+def test_a_command_that_is_started_explains_itself(name: str) -> None:
+    explains_itself(name, start(name, "--help"))
+
+
+def explains_itself(name: str, ended: subprocess.CompletedProcess[str]) -> None:
+    assert ended.returncode == 0, ended.stderr
+    assert f"example: deltaserve {name} " in ended.stdout
+    assert "exit codes: 0 " in ended.stdout
 
 
 def test_a_module_runs_as_the_command_does() -> None:
