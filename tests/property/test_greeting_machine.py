@@ -187,6 +187,7 @@ class Pair:
             assert side.attached is not None
         prefill, decode = (self.sides[name] for name in NAMES)
         assert prefill.attached == decode.endpoint, "pages would go to an endpoint that is gone"
+        assert decode.attached == prefill.endpoint, "pages would come from an endpoint that nobody listens to"
 
 
 KINDS = (
@@ -247,6 +248,30 @@ def test_decode_attaches_to_the_endpoint_that_prefill_has_now() -> None:
     pair.heal()
     pair.check_ready()
     assert pair.sides[NAMES[1]].attached == pair.sides[NAMES[0]].endpoint
+
+
+def test_another_answer_that_comes_while_decode_attaches_is_not_missed() -> None:
+    """Prefill ends the endpoint that it has answered with, and a late repetition of the same Hello has it make another
+    one. Decode hears of that before its own transfer thread has attached to the first."""
+    pair = Pair()
+    begun = (("report", 1), ("beat", 0), ("deliver", 0), ("report", 0), ("report", 0), ("deliver", 1))
+    anew = (("fence", 0), ("report", 0), ("deliver", 0), ("report", 0), ("report", 0), ("deliver", 0), ("report", 1))
+    for kind, number in (*begun, *anew):
+        perform(pair, kind, number)
+    pair.heal()
+    pair.check_ready()
+
+
+def test_another_answer_that_is_lost_is_not_missed() -> None:
+    """As above, when decode has attached, and the answer that tells of the second endpoint never comes."""
+    pair = Pair()
+    begun = (("report", 1), ("beat", 0), ("deliver", 0), ("report", 0), ("report", 0), ("deliver", 1), ("report", 1))
+    anew = (("fence", 0), ("report", 0), ("deliver", 0), ("report", 0), ("report", 0), ("drop", 0))
+    for kind, number in (*begun, *anew):
+        perform(pair, kind, number)
+    assert not pair.flying
+    pair.heal()
+    pair.check_ready()
 
 
 def test_a_report_of_a_former_endpoint_makes_nobody_ready() -> None:

@@ -109,6 +109,8 @@ FOUND_BY_TESTS = {
     "test_an_order_holds_exactly_what_is_unlocked_and_keeps_the_law",
     "kept_for_ever": "control/engine/test_hints.py::test_what_is_kept_for_a_while_goes_last_on_both_sides",
     "answer_of_another_namespace": _BACK + "test_an_answer_stays_in_its_namespace",
+    "other_ends_are_not_heard_of": "property/test_greeting_machine.py::test_another_answer_that_is_lost_is_not_missed",
+    "slot_reused_while_read": "control/cache/test_tier.py::test_nothing_makes_room_while_all_is_read_or_written",
     "void_load_is_used": _FILE + "test_what_was_forgotten_while_it_was_read_is_not_used",
 }
 """Mutant |-> the test that finds it: drawn runs find it too seldom for CI, or never."""
@@ -1028,6 +1030,7 @@ MUTANTS = (
         "        self._cancel_at_decode(live, FailReason.CANCELLED, now)\n        self._counts[",
         "        self._counts[",
     ),
+    Mutant("other_ends_are_not_heard_of", "F9", _LINKS, "message.ends != digest(greeting.theirs.ends)", "False"),
     Mutant("one_that_left_is_known_to_decode", "M3", _LINKS, "if name not in known]", "if False]"),
     Mutant(
         "one_that_left_is_dialled",

@@ -7,6 +7,7 @@ endpoint before it can answer:
     decode  AttachEndpoint <- Hello(metadata) .......... |          READY
             READY
 A Hello is repeated with every heartbeat until it is answered; a repeated one gets the same answer and changes nothing.
+Heartbeats between the two name the sender's endpoint, so that neither stays attached to one that is no more.
 Links to fronts carry no data and are ready with the Hello itself.
 """
 
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from deltaserve.control.engine.addresses import Addresses
 from deltaserve.control.engine.api import InstanceConfig
 from deltaserve.control.engine.checks import Refusal, are_pair, may_say
-from deltaserve.control.engine.own_hello import OwnHello
+from deltaserve.control.engine.own_hello import OwnHello, digest
 from deltaserve.control.engine.peer_endpoints import PeerEndpoints
 from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.peer.handshake import NOT_READY, Handshake, Received, Reception
@@ -206,6 +207,10 @@ class PeerLinks:
             self.ignore()
             return FromPeer(Peer(name), None)
         received = self._handshake.receive(envelope, turn.now)
+        if received.reception is Reception.CURRENT and self._has_other_ends(received.peer, envelope.body):
+            self.fence(name, turn)
+            self.greet(name, turn)
+            return FromPeer(received.peer, None, is_gone=True)
         if received.reception is Reception.CURRENT:
             return FromPeer(received.peer, envelope.body if may_say(received.peer.role, envelope.body) else None)
         if received.is_new:  # another start may have another configuration, and has another endpoint
@@ -216,6 +221,18 @@ class PeerLinks:
             return self._on_hello(received.peer, envelope.body, turn, received.is_gone)
         is_over = self._answer(received, Boot(envelope.src_boot), turn)
         return FromPeer(received.peer, None, received.is_gone or is_over)
+
+    def _has_other_ends(self, peer: Peer, message: Message) -> bool:
+        """Whether a peer that we are ready with tells of other endpoints than those that we have attached to."""
+        greeting = self.endpoints.greetings.get(peer.name)
+        if not isinstance(message, Heartbeat) or not message.ends or greeting is None or greeting.theirs is None:
+            return False
+        return message.ends != digest(greeting.theirs.ends)
+
+    def _heartbeat(self, name: PeerName) -> Heartbeat:
+        """For a peer that we are ready with."""
+        greeting = self.endpoints.greetings.get(name)
+        return Heartbeat() if greeting is None or not greeting.ours else Heartbeat(ends=digest(greeting.ours))
 
     def _answer(self, received: Received, boot: Boot, turn: EngineTurn) -> bool:
         """Tell a peer how it stands with us; whether what was agreed with it is over."""
@@ -342,7 +359,7 @@ class PeerLinks:
             if peer.name in self.dialled:
                 self._beat_dialled(peer, turn)
             elif peer.is_ready and peer.role != Role.FRONT.value:
-                self.send(peer.name, Heartbeat(), turn)
+                self.send(peer.name, self._heartbeat(peer.name), turn)
         return silent
 
     def _silent(self, now: float) -> list[Peer]:
@@ -366,7 +383,7 @@ class PeerLinks:
     def _beat_dialled(self, peer: Peer, turn: EngineTurn) -> None:
         match peer.state:
             case PeerState.READY if peer.role != Role.FRONT.value:
-                self.send(peer.name, Heartbeat(), turn)
+                self.send(peer.name, self._heartbeat(peer.name), turn)
             case PeerState.GREETING:
                 self._greet_again(peer, turn)
             case PeerState.LOST | PeerState.UNKNOWN:

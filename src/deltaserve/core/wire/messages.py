@@ -118,6 +118,9 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkn
 
     is_ready: bool = True
     """False: the sender has ended this link, or never knew it. Whoever thinks that it is up must send Hello again."""
+    ends: bytes = b""
+    """Digest of the transport endpoints that the sender has for the receiver; empty where it has none. Whoever has
+    attached to others ends the link: the Hello that told of these was lost."""
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
