@@ -55,7 +55,8 @@ HELP: Mapping[str, str] = {
     "deltaserve_write_backs_asked_total": "Answers whose pages prefill asked decode for",
     "deltaserve_write_back_pages_total": "Pages of answers that came back to prefill and entered its tree",
     "deltaserve_write_back_bytes_total": "Bytes of them",
-    "deltaserve_tier_slots": "Pages that the file under the cache has room for",
+    "deltaserve_tier_slots": "Pages that the file under the cache has room for; 0 where a worker that started again "
+    "cannot have it",
     "deltaserve_tier_pages": "Pages that it holds",
     "deltaserve_tier_pages_stored_total": "Pages copied to it",
     "deltaserve_tier_bytes_stored_total": "Bytes of them, of all ranks",

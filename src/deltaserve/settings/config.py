@@ -349,7 +349,7 @@ class MemorySettings(Group):
     cache_dir: Text | None = option(
         None,
         "folder of a file for each worker, to which pages are copied: those that were evicted come back from there and "
-        "are not computed again. Not beside a draft head; it ends with the worker. In /dev/shm it is the host's memory",
+        "are not computed again. Not beside a draft head; it ends with the worker. In a tmpfs it is the host's memory",
         commands=COMPUTING,
         use="rare",
     )
