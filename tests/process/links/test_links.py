@@ -190,7 +190,7 @@ def good_frame(boot: int) -> bytes:
         [b"GET / HTTP/1.1\r\n\r\n"],
         [good_frame(1)[:-1]],
         [good_frame(1), b"more"],
-        [good_frame(1)[:-1] + b"\x00"],
+        [good_frame(1)[:-1] + bytes([good_frame(1)[-1] ^ 1])],
         [b"dS\xff" + good_frame(1)[3:]],
     ],
 )
