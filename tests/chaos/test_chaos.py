@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from tests.chaos.soak import assert_kept, soak
+from tests.chaos.soak import Report, assert_kept, soak
 from tests.chaos.storm import WEIGHTS, make_storm
-from tests.chaos.watch import Memory
+from tests.chaos.watch import Growth, Memory
 
 SEED = 1
 STORM_S = 180.0
@@ -25,6 +25,12 @@ def test_a_storm_is_made_of_its_seed_alone_and_holds_every_kind() -> None:
     assert storm == make_storm(SEED, STORM_S) != make_storm(SEED + 1, STORM_S)
     assert {event.kind for event in storm} == set(WEIGHTS)
     assert all(event.at_s + event.seconds <= STORM_S for event in storm)
+
+
+def test_a_leak_is_what_rises_all_the_time_and_is_not_given_back() -> None:
+    assert_kept(Report(SEED, STORM_S, growth={"spans": Growth(9.0, 5.0), "steps": Growth(1.0, 20.0)}))
+    with pytest.raises(AssertionError, match=r"leaks grows by 9\.00 MiB a minute, by 18\.0 MiB in all"):
+        assert_kept(Report(SEED, STORM_S, growth={"leaks": Growth(9.0, 18.0)}))
 
 
 def test_what_is_resident_now_and_then_is_no_leak() -> None:
