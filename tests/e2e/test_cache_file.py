@@ -60,7 +60,8 @@ def test_what_was_evicted_comes_back_from_the_file(
         wait_until(lambda: total(server, STORED) >= len(PROMPTS) * 17, "all pages in the file", server)
         second = serve_all(server, model, 2)
         assert second < first / 4
-        assert total(server, LOADED) >= len(PROMPTS) * 16 * PAGE
+        num_pages = 16 if family == "qwen3_next" else 17  # of a state, up to the last checkpoint
+        assert total(server, LOADED) >= len(PROMPTS) * num_pages * PAGE
         assert total(server, "deltaserve_tier_failures_total") == 0
         assert not list((folder / "pages").iterdir())  # nobody else can open it
 

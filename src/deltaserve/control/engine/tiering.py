@@ -178,9 +178,10 @@ class Tiering:
         It is on its way then, unless memory for it was promised and not to be had: in the next turn it is.
         `tokens_per_s`: at which prompts are computed here, 0 if it is not known.
         """
-        if (waits := self._waits(request, match.num_pages)) is not None:
+        keys = _keys_of(request, self._cache.page_size)
+        if (waits := self._waits(request, key_at(keys, match.num_pages))) is not None:
             return waits
-        stretch = self._reusable(match, _keys_of(request, self._cache.page_size))
+        stretch = self._reusable(match, keys)
         if stretch is None:
             return False
         num_tokens = (stretch.end - stretch.first) * self._cache.page_size
@@ -188,20 +189,20 @@ class Tiering:
 
     def awaits_kv(self, request: Request, match: Match, turn: EngineTurn) -> bool:
         """`awaits` of a request that is computed elsewhere: what is loaded of it does not have to be sent."""
-        reach = match.reach // self._cache.page_size
-        if (waits := self._waits(request, reach)) is not None:
+        keys, reach = _keys_of(request, self._cache.page_size), match.reach // self._cache.page_size
+        if (waits := self._waits(request, key_at(keys, reach))) is not None:
             return waits
-        num_pages = self.tiers[_FULL].num_from(_keys_of(request, self._cache.page_size), reach)
+        num_pages = self.tiers[_FULL].num_from(keys, reach)
         if not num_pages:
             return False
         end = reach + num_pages
         stretch = _Stretch(reach, (range(reach, end), *[range(end, end)] * (len(self.tiers) - 1)))
         return self._is_loaded(request, stretch, self._num_bytes(stretch.sizes) / _SENT_BYTES_PER_S, turn)
 
-    def _waits(self, request: Request, first: int) -> bool | None:
-        """Whether the request waits, if that is known without a look at the file. `first`: what it lacks begins there,
-        a page index."""
-        if key_at(_keys_of(request, self._cache.page_size), first) in self._coming:
+    def _waits(self, request: Request, first_key: bytes) -> bool | None:
+        """Whether the request waits, if that is known without a look at the file. `first_key`: of the first page that
+        it lacks; empty if it lacks none."""
+        if first_key in self._coming:
             return True
         if request.num_loads == _LOADS_OF_REQUEST or self._sched.waiting.blocked_need:
             return False
@@ -247,7 +248,7 @@ class Tiering:
     def _has_memory(self, sizes: Sequence[int]) -> bool:
         """Memory that nobody waits for; what is evicted for it was used longer ago."""
         for pool, size in enumerate(sizes):
-            num_loading = len(self.owned(pool))
+            num_loading = sum(len(load.pages[pool]) for load in self._loads.values())
             if size and num_loading and (num_loading + size) * _POOL_SHARE > self._pools[pool].num_pages:
                 return False
         return self._budget.fits(sizes, self._sched.running.reserve())
