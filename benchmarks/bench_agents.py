@@ -4,14 +4,15 @@
 
 The load is `deltaserve bench --workload agents`: sessions of ten turns behind prefixes that they share, scaled from a
 public recipe (57,600 shared tokens, 6,400 new ones, 400 of output) to the machine: 1,800, 200 and 12. MODEL is by
-default the 46 M parameter model of bench_e2e. Servers of all variants alternate, new ones in each round; each
-concurrency has prompts of its own, which no other run has seen. Ratios are medians over rounds of a variant's figure
-over that of the unified server in the same round.
+default the 46 M parameter model of bench_e2e. At each concurrency the variants take turns, each with a new server for
+each point, and the order turns round with each round. Ratios are medians over rounds of a variant's figure over that of
+the unified server in the same round.
 """
 
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,21 +66,19 @@ class Point:
         )
 
 
-def run_once(variant: DisaggregationSettings, model: Path, concurrencies: list[int], seed: int) -> dict[int, Point]:
-    """A server under the load, at one concurrency after the other."""
-    sessions = max(2, -(-max(concurrencies) // SIZES["num-agents"]))
-    sweep = f"concurrency={','.join(map(str, concurrencies))}"
-    line = ["--workload", "agents", "--sweep", sweep, "--seed", str(seed), "--sessions-per-agent", str(sessions)]
-    line += [f"--{name}={value}" for name, value in SIZES.items()]
+def run_once(variant: DisaggregationSettings, model: Path, concurrency: int, seed: int) -> Point:
+    """A new server under the load, with two sessions of an agent or as many as are under way at a time."""
+    sessions = max(2, -(-concurrency // SIZES["num-agents"]))
+    line = ["--workload", "agents", "--max-concurrency", str(concurrency), "--seed", str(seed)]
+    line += ["--sessions-per-agent", str(sessions), *(f"--{name}={value}" for name, value in SIZES.items())]
     settings = Settings(
         model=ModelSettings(model_path=str(model), device="cpu", context_length=CONTEXT_LEN),
-        scheduling=SchedulingSettings(max_running_requests=max(16, max(concurrencies))),
+        scheduling=SchedulingSettings(max_running_requests=max(16, concurrency)),
         disaggregation=variant,
         network=NetworkSettings(port=free_port()),
     )
     with TemporaryDirectory() as folder:
-        points = told_under(settings, as_resolved, line, Path(folder) / "run.json")["points"]
-    return {int(point["concurrency"]): Point.read(point["summary"]) for point in points}
+        return Point.read(told_under(settings, as_resolved, line, Path(folder) / "run.json")["summary"])
 
 
 def table_of(runs: Mapping[str, list[dict[int, Point]]], concurrencies: list[int]) -> Table:
@@ -116,10 +115,13 @@ def main() -> None:
         raise SystemExit(f"{arguments.model} is missing: python -m tools.make_bench_model {arguments.model}")
     concurrencies = [int(part) for part in arguments.concurrency.split(",")]
     variants = {name: variant for name, variant in VARIANTS.items() if name in (BASE, *arguments.only)}
-    runs: dict[str, list[dict[int, Point]]] = {name: [] for name in variants}
+    runs: dict[str, list[dict[int, Point]]] = {name: [{} for _ in range(arguments.rounds)] for name in variants}
     for index in range(arguments.rounds):
-        for name, variant in variants.items():
-            runs[name].append(run_once(variant, arguments.model, concurrencies, seed=100 * index))
+        for concurrency in concurrencies:
+            for name in [*variants][:: -1 if index % 2 else 1]:
+                point = run_once(variants[name], arguments.model, concurrency, seed=100 * index)
+                runs[name][index][concurrency] = point
+                print(f"round {index + 1}, {concurrency} at a time, {name}: {point}", file=sys.stderr)
     Console(width=120).print(table_of(runs, concurrencies))
     if arguments.json:
         as_written = {

@@ -11,6 +11,9 @@ _WINDOW_S = 0.2
 """Seconds of steps in a window: what is counted in it decides."""
 _WAITED_SHARE = 1 / 3
 """Share of a window's steps beyond which half of the threads would do as much."""
+_WINDOWS = 2
+"""So many in a row say so before the threads are halved. In one of them a burst of the server's own front, or of
+another process, is enough, and the pause behind it costs more than the burst did."""
 _PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0
 """Seconds from fewer threads to the next try with more: at first, and at most. Each try that fails doubles them."""
 
@@ -26,6 +29,8 @@ class ThreadPace:
         self._waited_s = waited_s
         self._busy_s = 0.0
         self._waited_before: float | None = None
+        self._num_waiting = 0
+        """Windows in a row, the last one included, in which threads waited too long."""
         self._pause_s, self._retry_at = _PAUSE_S, 0.0
 
     def learn(self, seconds: float, now: float) -> int:
@@ -41,13 +46,15 @@ class ThreadPace:
         self._waited_before = waited
         if waited is None or before is None:
             return
-        share = (waited - before) / busy_s
-        if self.num_threads > self._least and share > _WAITED_SHARE:
+        has_waited = self.num_threads > self._least and (waited - before) / busy_s > _WAITED_SHARE
+        self._num_waiting = self._num_waiting + 1 if has_waited else 0
+        if self._num_waiting == _WINDOWS:
+            self._num_waiting = 0
             self.num_threads = max(self._least, self.num_threads // 2)
             self._retry_at = now + self._pause_s
             self._pause_s = min(_MAX_PAUSE_S, 2 * self._pause_s)
         elif self.num_threads < self._most:
-            if now >= self._retry_at:
+            if now >= self._retry_at and not has_waited:
                 self.num_threads = min(self._most, 2 * self.num_threads)
-        else:
+        elif not has_waited:
             self._pause_s = max(_PAUSE_S, self._pause_s / 2)
