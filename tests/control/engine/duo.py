@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from deltaserve.control.engine.api import Event
 from deltaserve.control.engine.outflow import Outflow
 from deltaserve.control.engine.rooms import DecodeRoom, PrefillRoom
 from deltaserve.control.engine.serving import Serving
 from deltaserve.control.engine.turn import EngineTurn
+from deltaserve.control.front.streams import Placement
 from deltaserve.control.peer.link import FrameIn
 from deltaserve.core.errors import FailReason
 from deltaserve.core.hints import NO_HINTS, KvHints
@@ -136,6 +137,16 @@ class Duo:
         return [e.body for s, _, e in self.frames if s == src and isinstance(e.body, kind)]
 
     # ------------------------------------------------------------ traffic
+
+    def weigh(self, prefill_wait_len: int) -> None:
+        """Have the front say of every prompt that prefill computes so much until it would be handed over."""
+        placer = self.cluster.front.core.placer
+        place = placer.place
+
+        def placed(*placing: Any) -> Placement:
+            return replace(place(*placing), prefill_wait_len=prefill_wait_len)
+
+        placer.place = placed  # type: ignore[assignment, method-assign]
 
     def ask(
         self,

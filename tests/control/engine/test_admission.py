@@ -1,14 +1,11 @@
 """Who waits for whom: full decode workers, prompts computed ahead, leases of waiting rooms."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from deltaserve.control.engine.status import PrefillState
 from deltaserve.control.engine.turn import EngineTurn
-from deltaserve.control.front.streams import Placement
 from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import PeerName
 from deltaserve.core.wire.messages import Ask, Envelope, Failed, Grant, Offer, Starting, Status
@@ -118,7 +115,7 @@ def test_decode_computes_a_short_delta_itself_when_the_front_says_so(prefill_wai
     """16 tokens are cached, 6 are missing."""
     duo = Duo(Shape(extend_len=10))
     duo.serve(range(1, 17), 3)
-    duo.cluster.front.core.placer.place = with_prefill_wait_len(duo.cluster.front.core.placer.place, prefill_wait_len)  # type: ignore[method-assign]
+    duo.weigh(prefill_wait_len)
     before = len(duo.sent(Offer, DECODE))
     asked = duo.serve([*range(1, 17), *range(60, 66)], 3)
     assert len(duo.sent(Offer, DECODE)) - before == num_offers
@@ -130,11 +127,7 @@ def test_decode_computes_a_short_delta_itself_when_the_front_says_so(prefill_wai
 def test_on_cores_that_prefill_shares_decode_computes_long_prompts_too(shape: dict[str, Any], num_offers: int) -> None:
     """Longer than --decode-extend-tokens. Not where rows are not to wait longer than a target allows."""
     duo = Duo(Shape(**{"extend_len": 10, "shares_cores": True, **shape}))
-    duo.cluster.front.core.placer.place = with_prefill_wait_len(duo.cluster.front.core.placer.place, 40)  # type: ignore[method-assign]
+    duo.weigh(40)
     duo.serve(range(1, 31), 3)
     assert len(duo.sent(Offer, DECODE)) == num_offers
     assert duo.metrics(DECODE)["deltaserve_conditional_prefills_total"] == 1 - num_offers
-
-
-def with_prefill_wait_len(place: Callable[..., Placement], prefill_wait_len: int) -> Callable[..., Placement]:
-    return lambda *args: replace(place(*args), prefill_wait_len=prefill_wait_len)

@@ -92,6 +92,27 @@ def test_where_it_is_off_nobody_tells() -> None:
     assert not duo.sent(WriteBack, DECODE)
 
 
+@pytest.mark.parametrize(
+    ("shares_cores", "itl_target_s", "num_told"), [(True, None, 0), (True, 0.05, 1), (False, None, 1)]
+)
+def test_what_decode_computed_on_cores_that_prefill_shares_stays(
+    shares_cores: bool, itl_target_s: float | None, num_told: int
+) -> None:
+    """There the next turn is decode's, too. With a target for its gaps it may be prefill's."""
+    shape = replace(SHAPE, shares_cores=shares_cores, itl_target_s=itl_target_s, extend_len=len(PROMPT))
+    duo = Duo(shape)
+    duo.weigh(400)
+    duo.serve(PROMPT, OUTPUT_LEN)
+    duo.run(0.5)
+    assert duo.metrics(DECODE)["deltaserve_conditional_prefills_total"] == 1
+    assert len(duo.sent(WriteBack, DECODE)) == num_told
+
+
+def test_what_prefill_computed_returns_on_shared_cores_too() -> None:
+    duo = Duo(replace(SHAPE, shares_cores=True))
+    answered(duo)
+
+
 def test_bypassing_answers_and_their_prompts_stay_out_of_both_trees() -> None:
     duo = Duo(SHAPE)
     duo.settle(duo.ask(PROMPT, OUTPUT_LEN, cache=CacheUse.BYPASS))

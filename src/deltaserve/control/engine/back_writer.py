@@ -6,6 +6,9 @@ Nothing is held for an answer that prefill was told of: its pages stay in the tr
 that a grant finds there are pinned from the post on. Of windows and states goes what continuing at the end needs. Where
 they are not there any more the end is an earlier one, the last at which this tree could go on itself. With them
 prefill's tree reaches as far into a conversation as decode's, so either side can compute what the next turn brings.
+
+Where both compute on the same cores, and what is computed decides where (near.py), a prompt that decode computed
+stays there with its answer: so will the next turn, and copying would take cores from steps.
 """
 
 from collections import OrderedDict
@@ -78,11 +81,13 @@ class BackWriter:
         named = room.submit.prefill
         if not self._config.options.writes_back or named is None or turn.is_draining:
             return
+        if room.prefill is None and self._config.options.weighs_work:
+            return
         if room.request.hints.done or not self._parts.scheduler.running.uses_tree(room.request):
             return
         name = PeerName(named.name)
         hello = self._links.table.get(name).hello if self._links.is_ready(name) else None
-        if hello is None or not may_write_back(self._config.cache, self._facts, hello.facts):
+        if hello is None or not may_write_back(self._facts, hello.facts):
             return
         whole = lcm(hello.facts.page_size, self._config.cache.page_size)
         num_tokens = (room.request.num_tokens - 1) // whole * whole  # nothing was computed of the last token
