@@ -47,6 +47,15 @@ def test_a_branch_that_is_done_goes_before_an_older_one(server: Server) -> None:
     server.wait_quiet()
 
 
+def test_what_was_prefetched_is_there(server: Server) -> None:
+    """Nothing of it is computed again but what is not a whole page, on either side."""
+    ready = server.complete(prompt(50), 64, kv_hints={"prefetch": True})
+    assert ready.tokens == []
+    assert ready.usage["kv_hints"] == {"prefetch": "accepted"}
+    assert server.complete(prompt(50), 8).cached_len >= PROMPT_LEN - PAGE
+    server.wait_quiet()
+
+
 def test_a_conversation_whose_tool_runs_stays_while_others_pass_through(server: Server) -> None:
     """Six others go through what is left of the pool, and take nothing of it."""
     kept = prompt(36)[: 15 * PAGE]

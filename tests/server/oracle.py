@@ -195,7 +195,8 @@ class OracleEngine:
 def accepted(hints: KvHints) -> HintAnswer | None:
     if hints == NO_HINTS:
         return None
-    return HintAnswer(hint=Hint.DONE if hints.done else Hint.RETAIN, outcome=HintOutcome.ACCEPTED)
+    hint = Hint.DONE if hints.done else Hint.RETAIN if hints.retain_ms else Hint.PREFETCH
+    return HintAnswer(hint=hint, outcome=HintOutcome.ACCEPTED)
 
 
 def usage_of(prompt_len: int, output_len: int, hints: KvHints = NO_HINTS) -> Usage:

@@ -37,6 +37,9 @@ MAKERS: dict[str, Callable[[Mapping[str, object]], bytes]] = {
         ({"retain_s": 300}, KvHints(retain_ms=300_000)),
         ({"retain_s": 0.0001, "done": False}, KvHints(retain_ms=1)),
         ({"retain_s": None}, NO_HINTS),
+        ({"prefetch": True}, KvHints(prefetch=True)),
+        ({"prefetch": True, "retain_s": 2}, KvHints(prefetch=True, retain_ms=2000)),
+        ({"prefetch": False}, NO_HINTS),
     ],
 )
 async def test_hints_reach_the_workers(
@@ -58,7 +61,9 @@ async def test_hints_reach_the_workers(
         ([], "kv_hints"),
         ({"done": 1}, "kv_hints.done"),
         ({"done": "yes"}, "kv_hints.done"),
-        ({"prefetch": True}, "kv_hints.prefetch"),
+        ({"share": True}, "kv_hints.share"),
+        ({"prefetch": 1}, "kv_hints.prefetch"),
+        ({"prefetch": True, "done": True}, "kv_hints"),
         ({"retain_s": 0}, "kv_hints.retain_s"),
         ({"retain_s": -1.5}, "kv_hints.retain_s"),
         ({"retain_s": "5m"}, "kv_hints.retain_s"),
@@ -177,7 +182,7 @@ def answered(told: Mapping[str, object]) -> object:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("path", MAKERS)
-@pytest.mark.parametrize(("hint", "value"), [("done", True), ("retain_s", 60)])
+@pytest.mark.parametrize(("hint", "value"), [("done", True), ("retain_s", 60), ("prefetch", True)])
 async def test_the_usage_says_what_became_of_it(codec: TextCodec, path: str, hint: str, value: object) -> None:
     async with served(codec, OracleEngine(), ServerSettings(MODEL)) as case:
         fields: dict[str, object] = {"kv_hints": {hint: value}}
@@ -192,6 +197,48 @@ async def test_the_usage_says_what_became_of_it(codec: TextCodec, path: str, hin
         assert told[-1:] == [{hint: "accepted"}]
         metrics = (await case.client.get("/metrics")).text
     assert f'deltaserve_kv_hints_total{{hint="{hint}",outcome="accepted"}} 2.0' in metrics
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", MAKERS)
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_prefetch_has_no_answer(codec: TextCodec, path: str, is_streamed: bool) -> None:
+    """One token is drawn at most, whatever the body asks for, and nobody sees it."""
+    engine = OracleEngine()
+    async with served(codec, engine, ServerSettings(MODEL)) as case:
+        fields = {"kv_hints": {"prefetch": True}, "stream": is_streamed}
+        reply = await case.client.post(path, content=MAKERS[path](fields), headers=JSON)
+        plain = await case.client.post(path, content=MAKERS[path]({}), headers=JSON)
+    assert reply.status_code == 200, reply.text
+    prefetched, answered_one = engine.opened
+    assert prefetched.prompt == answered_one.prompt
+    assert prefetched.sampling.max_tokens == 1
+    assert prefetched.sampling.grammar is None
+    texts = set(map(str, texts_of(plain.json())))
+    assert any(texts - {""})
+    told = reply.text.split("data: ") if is_streamed else [reply.text]
+    for part in told:
+        if part.strip().startswith("{") or not is_streamed:
+            assert set(texts_of(json.loads(part[: part.rindex("}") + 1]))) <= {"", None}
+
+
+def texts_of(told: object) -> list[object]:
+    """What stands under the names that dialects have for an answer's text."""
+    if isinstance(told, list):
+        return [text for part in told for text in texts_of(part)]
+    if not isinstance(told, dict):
+        return []
+    own = [value for name, value in told.items() if name in ("text", "content", "delta") and isinstance(value, str)]
+    return [*own, *(text for value in told.values() for text in texts_of(value))]
+
+
+@pytest.mark.anyio
+async def test_a_prefetch_of_several_answers_is_refused(codec: TextCodec) -> None:
+    async with served(codec, OracleEngine(), ServerSettings(MODEL)) as case:
+        body = completion({"kv_hints": {"prefetch": True}, "n": 2})
+        reply = await case.client.post("/v1/completions", content=body, headers=JSON)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "n"
 
 
 def test_of_several_samples_the_least_is_told() -> None:

@@ -13,6 +13,9 @@ class KvHints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     retain_ms: int = 0
     """The next turn comes within so long: its path is evicted behind what nobody keeps. 0: nothing is said."""
 
+    prefetch: bool = False
+    """The prompt is to be ready for requests that begin with it; nobody reads an answer."""
+
 
 NO_HINTS = KvHints()
 MAX_RETAIN_MS = 3_600_000
@@ -24,6 +27,7 @@ class Hint(Enum):
 
     DONE = "done"
     RETAIN = "retain_s"
+    PREFETCH = "prefetch"
 
 
 class HintOutcome(Enum):

@@ -158,6 +158,8 @@ class KvHintFields(BodyPart):
     """No further turn of this conversation comes."""
     retain_s: float | None = Field(default=None, gt=0, le=_MAX_HINTED_S)
     """Its next turn comes within so many seconds: a tool runs meanwhile, or its user reads."""
+    prefetch: bool | None = None
+    """Have the prompt ready for requests that begin with it; the answer is empty."""
 
 
 class Common(ConstraintFields):
@@ -227,9 +229,14 @@ def compose(
     namespace = salted(salted(asker.namespace, body.cache_salt), body.extra_key or None, "extra_key")
     cache = CacheUse.BYPASS if body.no_cache else CacheUse.NORMAL
     hints = _hints(body.kv_hints)
+    if hints.prefetch:
+        _check_prefetch(num_each)
+        constraint = grammar = None
     for prompt, each in zip(prompts, asked, strict=True):
         tokens = pack_u32(prompt.tokens)
         first = resolve(body, each, asker.codec, asker.limits.vocab_size, grammar)
+        if hints.prefetch:  # the one token that is drawn is not shown
+            first = msgspec.structs.replace(first, max_tokens=1, min_tokens=0)
         for number in range(num_each):
             room, seed = Room(secrets.token_bytes(16)), derive_seed(first.seed, number)
             sampling = msgspec.structs.replace(first, seed=seed)
@@ -246,7 +253,7 @@ def compose(
             stops=stop_strings(body),
             keeps_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
             skips_special_tokens=body.skip_special_tokens is not False,
-            hides_output=asked[0].max_tokens == 0,
+            hides_output=asked[0].max_tokens == 0 or hints.prefetch,
         ),
         constraint=constraint,
     )
@@ -258,7 +265,17 @@ def _hints(given: KvHintFields | None) -> KvHints:
         return NO_HINTS
     if given.done and given.retain_s is not None:
         raise invalid("kv_hints", "kv_hints: done says that no further turn comes, retain_s that one does")
-    return KvHints(done=bool(given.done), retain_ms=math.ceil(1000 * (given.retain_s or 0)))
+    if given.done and given.prefetch:
+        raise invalid(
+            "kv_hints", "kv_hints: done says that nobody comes back to this prompt, prefetch that somebody does"
+        )
+    retain_ms = math.ceil(1000 * (given.retain_s or 0))
+    return KvHints(done=bool(given.done), retain_ms=retain_ms, prefetch=bool(given.prefetch))
+
+
+def _check_prefetch(num_each: int) -> None:
+    if num_each > 1:
+        raise invalid("n", f"n is {num_each}: kv_hints.prefetch makes the prompt ready, once")
 
 
 def _check_stream(body: Common) -> None:

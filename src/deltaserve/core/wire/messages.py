@@ -22,7 +22,7 @@ from deltaserve.core.hints import NO_HINTS, HintAnswer, KvHints
 from deltaserve.core.ids import Role
 from deltaserve.core.sampling import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 
 class CacheUse(Enum):
