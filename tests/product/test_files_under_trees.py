@@ -1,12 +1,15 @@
 """What was evicted comes back from a file: with it a prompt is computed as transformers does, for every family."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from deltaserve.core.ids import Role
 from deltaserve.core.layout.dtype import DType
 from tests.compute.executor.world import random_tokens
-from tests.product.in_process import DECODE, PREFILL, Pages, Product, Setup
+from tests.product.in_process import DECODE, PREFILL, Pages, Product, Served, Setup
 
 CONTEXT_LEN = 208
 PROMPTS = [random_tokens(150 + index, seed=index) for index in range(4)]
@@ -76,4 +79,43 @@ def test_answers_that_returned_come_back_too(tiny_models: Path, tmp_path: Path, 
     serve_in_turn(product, 10)
     (then,) = product.serve([*turn, *answer.tokens, *random_tokens(NEW_LEN, 30)])
     assert len(turn) + 70 + NEW_LEN - then.prefill_cached_len <= NEW_LEN + 17 + (64 if family == "qwen3_next" else 0)
+    product.close()
+
+
+def num_right(answers: Sequence[Served]) -> int:
+    return sum(answer.num_accepted for answer in answers)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3_mtp", "qwen3_next_mtp"])
+def test_what_a_draft_head_keeps_comes_back_with_its_pages(tiny_models: Path, tmp_path: Path, name: str) -> None:
+    """As many guesses are right behind prompts that were read from the file as behind those that stayed in memory."""
+    roles = (Role.PREFILL, Role.DECODE)
+    prompts = [[*prompt, *random_tokens(NEW_LEN, 20)] for prompt in PROMPTS]
+    counted = []
+    for setup in (setup_of(tmp_path), Setup(context_len=CONTEXT_LEN, num_contexts=6, max_running=1)):
+        product = Product(tiny_models / name, 1, 1, Pages(16), setup=replace(setup, drafting=roles))
+        serve_in_turn(product, 10)
+        answers = [product.serve(prompt, max_tokens=40)[0] for prompt in prompts]
+        assert sum(answer.prefill_cached_len + answer.decode_cached_len for answer in answers) > sum(map(len, PROMPTS))
+        counted.append(num_right(answers) / sum(answer.num_rounds for answer in answers))
+        metrics = product.metrics(DECODE)
+        product.close()
+        if setup.cache_folder is not None:
+            assert metrics[LOADED] > 0
+            assert metrics["deltaserve_tier_failures_total"] == 0
+    assert counted[0] == pytest.approx(counted[1], rel=0.02)
+    assert counted[0] > 0.1
+
+
+def test_pages_that_the_head_has_yet_to_fill_are_not_in_the_file(tiny_models: Path, tmp_path: Path) -> None:
+    """Prefill has no head: decode fills the pages of a prompt after they have come."""
+    setup = replace(setup_of(tmp_path), drafting=(Role.DECODE,))
+    product = Product(tiny_models / "deepseek_v3_mtp", 1, 1, Pages(16), setup=setup)
+    prompt = PROMPTS[0][:96]
+    (answer,) = product.serve(prompt, max_tokens=40)
+    product.settle()
+    metrics = product.metrics(DECODE)
+    assert metrics["deltaserve_tier_pages_stored_total"] == (96 + 40 - 1) // 16 - 96 // 16
+    assert metrics["deltaserve_unsent_draft_tokens_total"] == len(prompt)
+    assert answer.num_rounds > 0
     product.close()

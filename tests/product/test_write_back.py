@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from deltaserve.control.transfer.staging import StagingMode
+from deltaserve.core.ids import Role
 from deltaserve.core.layout.dtype import DType
 from tests.compute.executor.world import random_tokens
 from tests.product.in_process import DECODE, PREFILL, Pages, Product, Setup
@@ -105,4 +106,19 @@ def test_rounded_elements_stay(tiny_models: Path) -> None:
     product.serve(random_tokens(60, 1), max_tokens=40)
     product.settle()
     assert not product.metrics(DECODE)["deltaserve_write_backs_told_total"]
+    product.close()
+
+
+@pytest.mark.parametrize("roles", [(Role.PREFILL, Role.DECODE), (Role.DECODE,), (Role.PREFILL,)], ids=str)
+def test_beside_draft_heads(tiny_models: Path, roles: tuple[Role, ...]) -> None:
+    """What a head of prefill keeps comes back with the answer, or the answer does not."""
+    setup = Setup(context_len=400, writes_back=True, drafting=roles)
+    product = Product(tiny_models / "deepseek_v3_mtp", 1, 1, Pages(16), setup=setup)
+    turn = random_tokens(60, 1)
+    (answer,) = product.serve(turn, max_tokens=ANSWER_LEN)
+    product.settle()
+    comes_back = roles != (Role.PREFILL,)
+    assert product.metrics(DECODE)["deltaserve_write_backs_sent_total"] == comes_back
+    (then,) = product.serve([*turn, *answer.tokens, *random_tokens(NEW_LEN, 2)], max_tokens=40)
+    assert then.prefill_cached_len == ((60 + ANSWER_LEN - 1) if comes_back else 60) // 16 * 16
     product.close()

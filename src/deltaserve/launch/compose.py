@@ -492,10 +492,7 @@ def cache_slots(settings: Settings, spec: ModelSpec, resolved: ResolvedConfig) -
     asked, ranks = settings.memory, Shard(0, resolved.tp_size)
     if asked.cache_dir is None:
         return ()
-    where = f"--cache-dir {asked.cache_dir[:80]}"
     cache = spec.cache_spec(resolved.page_size, DType(resolved.kv_cache_dtype), DType(asked.mamba_ssm_dtype))
-    if cache.draft_group is not None:
-        raise ConfigError(f"{where}: not beside a draft head yet")
     slot_bytes = [ranks.size * (HEADER_BYTES + num_bytes) for num_bytes in pool_page_bytes(cache, ranks)]
     pool_bytes = [size * count for size, count in zip(slot_bytes, resolved.num_pages, strict=True)]
     share = (asked.cache_dir_mib << 20) / sum(pool_bytes)

@@ -349,7 +349,7 @@ class MemorySettings(Group):
     cache_dir: Text | None = option(
         None,
         "folder of a file for each worker, to which pages are copied: those that were evicted come back from there and "
-        "are not computed again. Not beside a draft head; it ends with the worker. In a tmpfs it is the host's memory",
+        "are not computed again. It ends with the worker. In a tmpfs it is the host's memory",
         commands=COMPUTING,
         use="rare",
     )
@@ -644,7 +644,7 @@ class DisaggregationSettings(Group):
     write_back: Literal["off", "on"] = option(
         "on",
         "on: the pages of an answer that only decode has go back to prefill, where it has memory to spare, so that "
-        "the next turn finds both caches warm; not for draft heads, or unequal KV dtypes",
+        "the next turn finds both caches warm; not where KV dtypes are unequal, or only prefill has a draft head",
         commands=COMPUTING,
         use="rare",
     )

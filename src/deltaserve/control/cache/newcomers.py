@@ -36,6 +36,11 @@ class Newcomers:
             if key in tier:
                 tier.touch(key)
 
+    def leave_out(self, pool: int, keys: bytes) -> None:
+        """These pages of one pool are not copied."""
+        for key in unpack_keys(keys):
+            self._pages[pool].pop(key, None)
+
     def path_gone(self, keys: bytes) -> None:
         """The path lost these page indexes, in every pool."""
         for pool in range(len(self._pages)):

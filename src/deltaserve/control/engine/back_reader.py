@@ -134,7 +134,7 @@ class BackReader:
         of_peer = [fill for fill in self._fills.values() if fill.peer == peer.name]
         if len(of_peer) >= _MAX_AT_ONCE or any(fill.room == told.room for fill in of_peer):
             return False
-        is_fit = peer.hello is not None and may_write_back(self._config.cache, self._facts, peer.hello.facts)
+        is_fit = peer.hello is not None and may_write_back(peer.hello.facts, self._facts)
         return is_fit and refuse_write_back(self._config, told) is None
 
     def _tails(self, end: int) -> list[range]:

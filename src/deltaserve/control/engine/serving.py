@@ -396,6 +396,8 @@ class Serving:
         request.draft_start = self._draft_start(room, first)
         room.move(DecodeEvent.QUEUE)
         self.parts.scheduler.running.share_computed(request)
+        if self.parts.tiering is not None and request.draft_start is not None:
+            self.parts.tiering.leave_out(request, request.draft_start.first, room.attempt_len)
         request.append(first.token)
         self._on_tokens(room, (Sampled(first.token, first.logprobs),), turn)
         if room.room in self.rooms:

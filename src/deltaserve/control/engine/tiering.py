@@ -149,6 +149,14 @@ class Tiering:
                 self._stores[number] = copies
                 turn.do(StorePages(number, copies))
 
+    def leave_out(self, request: Request, first: int, end: int) -> None:
+        """Leave out of the file what is to be written into pages yet that have entered the tree: those of a request's
+        tokens [first, end)."""
+        size = self._cache.page_size
+        keys = bytes(request.keys[first // size * KEY_BYTES : end // size * KEY_BYTES])
+        for pool in range(len(self.tiers)):
+            self._newcomers.leave_out(pool, keys)
+
     def _copies_to_store(self, pool: int) -> list[SlotCopy]:
         tier, copies = self.tiers[pool], []
         for key, page in self._newcomers.take(pool, self._batch_lens[pool]).items():

@@ -44,13 +44,13 @@ def unfitting(compat: Mapping[str, str], cache: CacheSpec, facts: Facts, hello: 
     return differences + page_differences(facts, hello.facts)
 
 
-def may_write_back(cache: CacheSpec, ours: Facts, theirs: Facts) -> bool:
+def may_write_back(decode: Facts, prefill: Facts) -> bool:
     """Whether pages that decode has computed may stand in prefill's tree: others get them from there.
 
-    They are what prefill would have computed: nothing is left out that a draft head keeps, and no element has been
-    rounded.
+    They are what prefill would have computed: no element has been rounded, and nothing is left out that a draft head of
+    prefill keeps.
     """
-    return cache.draft_group is None and ours.kv_dtypes == theirs.kv_dtypes
+    return prefill.kv_dtypes.items() <= decode.kv_dtypes.items()
 
 
 @dataclass(frozen=True, slots=True)
