@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import benchmarks.peers.__main__ as peers
-from benchmarks.peers.__main__ import SMALL, WORKLOADS, arguments, environments, run_workload
+from benchmarks.peers.__main__ import SMALL, WORKLOADS, AgentsShape, arguments, environments, run_workload
 from benchmarks.peers.comparison import PeerBar, ServerFigures, bars_table, medians, servers_table
 from benchmarks.peers.environments import STEPS, CannotInstall, Environment, InstallStep, install
 from benchmarks.peers.servers import (
@@ -81,7 +81,8 @@ def test_the_table_has_a_row_for_each_server_and_a_dash_for_what_is_not_told() -
 def test_arguments_choose_servers_and_workloads() -> None:
     args = arguments(["there", "--only", "vllm", "deltaserve", "--workloads", "46m", "--serve-args=--page-size 9"])
     assert (args.only, args.workloads, args.serve_args) == (["vllm", "deltaserve"], ["46m"], "--page-size 9")
-    assert arguments(["there"]).workloads == ["46m", "smollm2", "smollm2-folder", "attention"]
+    of_agents = ["agents", "agents-smollm2"]
+    assert arguments(["there"]).workloads == ["46m", "smollm2", "smollm2-folder", *of_agents, "attention"]
     for wrong in (["--only", "sglang"], ["--rounds", "0"], ["--cores", "0"], ["--dtype", "int8"]):
         with pytest.raises(SystemExit):
             arguments(["there", *wrong])
@@ -93,6 +94,11 @@ def test_every_server_of_a_workload_and_of_its_bars_is_known() -> None:
         assert set(workload.servers) <= known
         assert {name for bar in workload.bars for name in (bar.server, *bar.peers)} <= set(workload.servers)
     assert SMALL.options[0] == "--num-groups=2"
+    assert AgentsShape(1800, 200, 12, 8).options == [
+        "--workload=agents",
+        *("--system-prompt-len=1800", "--question-len=200", "--output-len=12", "--max-concurrency=8"),
+        *("--num-agents=2", "--num-turns=10", "--sessions-per-agent=4"),
+    ]
     assert {kind.peer for kind in SERVERS} == {None, *STEPS}
 
 
