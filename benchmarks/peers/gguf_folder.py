@@ -16,8 +16,7 @@ def write_folder(gguf: Path, folder: Path, dtype: torch.dtype) -> None:
     model = GgufModel.open(gguf)
     load(model, dtype).save_pretrained(partial)
     text = read_text(model)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=text.tokenizer, chat_template=text.template, **text.special_names
-    )
+    template = None if text.template is None else text.template.text
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=text.tokenizer, chat_template=template, **text.special_names)
     tokenizer.save_pretrained(partial)
     partial.rename(folder)

@@ -1,5 +1,6 @@
 """The benchmark beside other servers: arguments, commands, tables, and what happens to a peer that fails."""
 
+import json
 import os
 import sys
 from dataclasses import replace
@@ -8,11 +9,14 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import benchmarks.peers.__main__ as peers
 from benchmarks.peers.__main__ import SMALL, WORKLOADS, AgentsShape, arguments, environments, run_workload
 from benchmarks.peers.comparison import PeerBar, ServerFigures, bars_table, medians, servers_table
 from benchmarks.peers.environments import STEPS, CannotInstall, Environment, InstallStep, install
+from benchmarks.peers.gguf_folder import write_folder
 from benchmarks.peers.servers import (
     SERVERS,
     CannotServe,
@@ -27,6 +31,9 @@ from deltaserve.commands.load.load_client import Measurement
 from deltaserve.commands.load.record import Arrival, RequestRecord
 from deltaserve.commands.load.report import as_json, summarize
 from deltaserve.launch.compose import free_port
+from deltaserve.server.text.text_codec import TextCodec
+from tests.fixtures.tiny_gguf import Kind, write_gguf
+from tests.fixtures.tiny_models import VARIANTS
 
 SLOW = ServerFigures(2.0, 128.0, None, 900.0, 1000.0, 40.0, 60.0, 41.0, 512.0, 30.0, 0.0, 0.02, 3.0, 0.1)
 FAST = replace(SLOW, requests_per_s=3.0, itl_p50=30.0, cached_share=0.8)
@@ -100,6 +107,19 @@ def test_every_server_of_a_workload_and_of_its_bars_is_known() -> None:
         *("--num-agents=2", "--num-turns=10", "--sessions-per-agent=4"),
     ]
     assert {kind.peer for kind in SERVERS} == {None, *STEPS}
+
+
+def test_a_gguf_file_as_a_folder_has_its_values_and_its_template(tmp_path: Path) -> None:
+    file, reference = write_gguf(VARIANTS["llama"], tmp_path, Kind.F16)
+    write_folder(file, folder := tmp_path / "written", torch.float32)
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+    written, wanted = load_file(folder / "model.safetensors"), load_file(reference / "model.safetensors")
+    assert written.keys() <= wanted.keys()
+    for name, tensor in written.items():
+        torch.testing.assert_close(tensor, wanted[name].float(), rtol=1e-3, atol=1e-3)
+    text, asked = TextCodec.load(folder), TextCodec.load(file)
+    assert text.has_chat_template
+    assert text.encode("a word") == asked.encode("a word")
 
 
 def test_every_process_listens_on_loopback_at_a_port_of_its_own(tmp_path: Path) -> None:
