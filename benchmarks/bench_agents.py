@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bench_e2e import MODEL, told_under
+from benchmarks.load_shapes import AgentsShape
 from deltaserve.launch.compose import free_port
 from deltaserve.launch.serve import as_resolved
 from deltaserve.settings.config import (
@@ -33,7 +34,8 @@ from deltaserve.settings.config import (
     Settings,
 )
 
-SIZES = {"system-prompt-len": 1800, "question-len": 200, "output-len": 12, "num-turns": 10, "num-agents": 2}
+LENGTHS = (1800, 200, 12)
+"""Tokens of the shared prefix, new ones, and of the output."""
 CONTEXT_LEN = 4096
 VARIANTS: Mapping[str, DisaggregationSettings] = {
     "unified": DisaggregationSettings(disaggregation_mode="null"),
@@ -67,10 +69,8 @@ class Point:
 
 
 def run_once(variant: DisaggregationSettings, model: Path, concurrency: int, seed: int) -> Point:
-    """A new server under the load, with two sessions of an agent or as many as are under way at a time."""
-    sessions = max(2, -(-concurrency // SIZES["num-agents"]))
-    line = ["--workload", "agents", "--max-concurrency", str(concurrency), "--seed", str(seed)]
-    line += ["--sessions-per-agent", str(sessions), *(f"--{name}={value}" for name, value in SIZES.items())]
+    """A new server under the load."""
+    line = [*AgentsShape(*LENGTHS, concurrency).options, "--seed", str(seed)]
     settings = Settings(
         model=ModelSettings(model_path=str(model), device="cpu", context_length=CONTEXT_LEN),
         scheduling=SchedulingSettings(max_running_requests=max(16, concurrency)),

@@ -26,11 +26,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
 
 import torch
 
 from benchmarks.bench_serve import ROOT
+from benchmarks.load_shapes import AgentsShape, Load, LoadShape
 from benchmarks.peers.attention import ATTENTION, attention_report
 from benchmarks.peers.comparison import PeerBar, ServerFigures, bars_table, medians, servers_table
 from benchmarks.peers.environments import CannotInstall, Environment, install
@@ -43,57 +43,6 @@ BENCH_MODEL, LANGUAGE_FOLDER = ROOT / "out" / "bench-46m", ROOT / "out" / "smoll
 PATIENCE_S = 3600.0
 CONTEXT_LEN = 4096
 Say = Callable[[str], None]
-
-
-class Load(Protocol):
-    """What `deltaserve bench` asks for."""
-
-    @property
-    def options(self) -> list[str]: ...
-
-    @property
-    def max_concurrency(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LoadShape:
-    """Groups of prompts that share a prefix; lengths in tokens."""
-
-    num_groups: int
-    prompts_per_group: int
-    system_prompt_len: int
-    question_len: int
-    output_len: int
-    max_concurrency: int
-
-    @property
-    def options(self) -> list[str]:
-        return [f"--{name.replace('_', '-')}={value}" for name, value in asdict(self).items()]
-
-    def __str__(self) -> str:
-        shape = (
-            f"{self.num_groups} groups x {self.prompts_per_group}, {self.system_prompt_len} + {self.question_len} in"
-        )
-        return f"{shape}, {self.output_len} out, {self.max_concurrency} at a time"
-
-
-@dataclass(frozen=True, slots=True)
-class AgentsShape:
-    """Sessions of agents; lengths in tokens."""
-
-    system_prompt_len: int
-    question_len: int
-    output_len: int
-    max_concurrency: int
-
-    @property
-    def options(self) -> list[str]:
-        sizes = asdict(self) | {"num_agents": 2, "num_turns": 10, "sessions_per_agent": self.max_concurrency // 2}
-        return ["--workload=agents", *(f"--{name.replace('_', '-')}={value}" for name, value in sizes.items())]
-
-    def __str__(self) -> str:
-        shape = f"agents, turns of {self.system_prompt_len} shared + {self.question_len} in"
-        return f"{shape}, {self.output_len} out, {self.max_concurrency} at a time"
 
 
 SMALL = LoadShape(2, 3, 256, 32, 8, 4)

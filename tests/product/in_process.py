@@ -232,6 +232,10 @@ class Served:
     """Guesses, over all rounds."""
 
 
+def accepted_per_round(answers: Sequence[Served]) -> float:
+    return sum(answer.num_accepted for answer in answers) / sum(answer.num_rounds for answer in answers)
+
+
 class Product:
     """One front, one prefill and one decode worker of a model."""
 

@@ -1,6 +1,5 @@
 """Draft heads through prefill and decode: answers are those without guesses, and as many are right as on one worker."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from deltaserve.control.transfer.staging import StagingMode
 from deltaserve.core.ids import Role
 from tests.compute.executor.world import random_tokens
 from tests.fixtures.tiny_models import EAGLE3_HEAD, EAGLE3_MODEL
-from tests.product.in_process import DECODE, Pages, Product, Served, Setup
+from tests.product.in_process import DECODE, Pages, Product, Setup, accepted_per_round
 
 BOTH = (Role.PREFILL, Role.DECODE)
 HEADS = ("deepseek_v3_mtp", EAGLE3_HEAD, "qwen3_next_mtp", "qwen3_5_mtp", "qwen3_5_moe_mtp")
@@ -23,10 +22,6 @@ def drafting(tiny_models: Path, name: str, **fields: object) -> tuple[Path, Setu
     if name == EAGLE3_HEAD:
         return tiny_models / EAGLE3_MODEL, replace(setup, draft_folder=tiny_models / EAGLE3_HEAD)
     return tiny_models / name, setup
-
-
-def accepted_per_round(answers: Sequence[Served]) -> float:
-    return sum(answer.num_accepted for answer in answers) / sum(answer.num_rounds for answer in answers)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """What was evicted comes back from a file: with it a prompt is computed as transformers does, for every family."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from deltaserve.core.ids import Role
 from deltaserve.core.layout.dtype import DType
 from tests.compute.executor.world import random_tokens
-from tests.product.in_process import DECODE, PREFILL, Pages, Product, Served, Setup
+from tests.product.in_process import DECODE, PREFILL, Pages, Product, Setup, accepted_per_round
 
 CONTEXT_LEN = 208
 PROMPTS = [random_tokens(150 + index, seed=index) for index in range(4)]
@@ -82,10 +81,6 @@ def test_answers_that_returned_come_back_too(tiny_models: Path, tmp_path: Path, 
     product.close()
 
 
-def num_right(answers: Sequence[Served]) -> int:
-    return sum(answer.num_accepted for answer in answers)
-
-
 @pytest.mark.parametrize("name", ["deepseek_v3_mtp", "qwen3_next_mtp"])
 def test_what_a_draft_head_keeps_comes_back_with_its_pages(tiny_models: Path, tmp_path: Path, name: str) -> None:
     """As many guesses are right behind prompts that were read from the file as behind those that stayed in memory."""
@@ -97,7 +92,7 @@ def test_what_a_draft_head_keeps_comes_back_with_its_pages(tiny_models: Path, tm
         serve_in_turn(product, 10)
         answers = [product.serve(prompt, max_tokens=40)[0] for prompt in prompts]
         assert sum(answer.prefill_cached_len + answer.decode_cached_len for answer in answers) > sum(map(len, PROMPTS))
-        counted.append(num_right(answers) / sum(answer.num_rounds for answer in answers))
+        counted.append(accepted_per_round(answers))
         metrics = product.metrics(DECODE)
         product.close()
         if setup.cache_folder is not None:

@@ -17,7 +17,7 @@ from deltaserve.control.front.client import (
     UnknownWorker,
 )
 from deltaserve.core.errors import FailReason, RequestFailed
-from deltaserve.core.hints import NO_HINTS, Hint, HintAnswer, HintOutcome, KvHints
+from deltaserve.core.hints import NO_HINTS, HintAnswer, HintOutcome, KvHints
 from deltaserve.core.ids import Role, Room
 from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.core.tokens import unpack_u32
@@ -193,10 +193,8 @@ class OracleEngine:
 
 
 def accepted(hints: KvHints) -> HintAnswer | None:
-    if hints == NO_HINTS:
-        return None
-    hint = Hint.DONE if hints.done else Hint.RETAIN if hints.retain_ms else Hint.PREFETCH
-    return HintAnswer(hint=hint, outcome=HintOutcome.ACCEPTED)
+    hint = hints.answered
+    return None if hint is None else HintAnswer(hint=hint, outcome=HintOutcome.ACCEPTED)
 
 
 def usage_of(prompt_len: int, output_len: int, hints: KvHints = NO_HINTS) -> Usage:

@@ -5,6 +5,14 @@ from enum import Enum
 import msgspec
 
 
+class Hint(Enum):
+    """Hints, by the names that clients give them."""
+
+    DONE = "done"
+    RETAIN = "retain_s"
+    PREFETCH = "prefetch"
+
+
 class KvHints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Hints of one request to the trees that hold its pages, on prefill and on decode."""
 
@@ -12,22 +20,22 @@ class KvHints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """No further turn comes: what no other request shares of its path is evicted before all else."""
     retain_ms: int = 0
     """The next turn comes within so long: its path is evicted behind what nobody keeps. 0: nothing is said."""
-
     prefetch: bool = False
     """The prompt is to be ready for requests that begin with it; nobody reads an answer."""
+
+    @property
+    def answered(self) -> Hint | None:
+        """The one that the client is told of; None: it gave none."""
+        if self.done:
+            return Hint.DONE
+        if self.retain_ms:
+            return Hint.RETAIN
+        return Hint.PREFETCH if self.prefetch else None
 
 
 NO_HINTS = KvHints()
 MAX_RETAIN_MS = 3_600_000
 """Longest time that a path is kept for; what is asked beyond it is clipped."""
-
-
-class Hint(Enum):
-    """Hints, by the names that clients give them."""
-
-    DONE = "done"
-    RETAIN = "retain_s"
-    PREFETCH = "prefetch"
 
 
 class HintOutcome(Enum):

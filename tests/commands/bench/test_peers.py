@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 import benchmarks.peers.__main__ as peers
-from benchmarks.peers.__main__ import SMALL, WORKLOADS, AgentsShape, arguments, environments, run_workload
+from benchmarks.load_shapes import AgentsShape
+from benchmarks.peers.__main__ import SMALL, WORKLOADS, arguments, environments, run_workload
 from benchmarks.peers.comparison import PeerBar, ServerFigures, bars_table, medians, servers_table
 from benchmarks.peers.environments import STEPS, CannotInstall, Environment, InstallStep, install
 from benchmarks.peers.gguf_folder import write_folder

@@ -1,11 +1,7 @@
 """Where decode has to compute with recurrent states: from one of its own if that is near, else prefill computes."""
 
-from collections.abc import Callable
-from dataclasses import replace
-
 import pytest
 
-from deltaserve.control.front.streams import Placement
 from deltaserve.core.wire.messages import Offer, Starting
 from deltaserve.sim.cluster import Shape
 from tests.control.engine.duo import DECODE, Asked, Duo
@@ -36,13 +32,8 @@ def test_a_retracted_row_goes_on_from_the_last_state_that_it_passed(grid_len: in
 def test_the_next_turn_is_computed_on_decode_from_where_the_answer_ended(num_evicted: int, num_offers: int) -> None:
     duo = Duo(Shape(num_pools=3, extend_len=NEAR))
     asked = duo.serve(list(range(1, 17)), 9)
-    duo.cluster.front.core.placer.place = with_prefill_wait_len(duo.cluster.front.core.placer.place)  # type: ignore[method-assign]
+    duo.weigh(50)
     duo.decode.parts.cache.evict((0, 0, num_evicted))
     before = len(duo.sent(Offer, DECODE))
     duo.serve([*range(1, 17), *asked.expected, 90, 91], 3)
     assert len(duo.sent(Offer, DECODE)) - before == num_offers
-
-
-def with_prefill_wait_len(place: Callable[..., Placement]) -> Callable[..., Placement]:
-    """The front's estimate is that computing there is quicker."""
-    return lambda *args: replace(place(*args), prefill_wait_len=50)

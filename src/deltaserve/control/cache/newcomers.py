@@ -36,10 +36,11 @@ class Newcomers:
             if key in tier:
                 tier.touch(key)
 
-    def leave_out(self, pool: int, keys: bytes) -> None:
-        """These pages of one pool are not copied."""
+    def leave_out(self, keys: bytes) -> None:
+        """These pages are not copied, of no pool."""
         for key in unpack_keys(keys):
-            self._pages[pool].pop(key, None)
+            for pages in self._pages:
+                pages.pop(key, None)
 
     def path_gone(self, keys: bytes) -> None:
         """The path lost these page indexes, in every pool."""

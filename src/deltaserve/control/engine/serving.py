@@ -32,7 +32,7 @@ from deltaserve.control.transfer.commands import (
 )
 from deltaserve.control.transfer.receiver import Receiver
 from deltaserve.core.errors import FailReason
-from deltaserve.core.hints import MAX_RETAIN_MS, NO_HINTS, Hint, HintAnswer, HintOutcome
+from deltaserve.core.hints import MAX_RETAIN_MS, HintAnswer, HintOutcome
 from deltaserve.core.ids import Attempt, PeerName, Room
 from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.core.tokens import TOKEN_BYTES, unpack_u32
@@ -251,10 +251,9 @@ class Serving:
 
     def _answer(self, request: Request) -> HintAnswer | None:
         """What becomes of a hint, as far as it is known before its request has ended."""
-        hints = request.hints
-        if hints == NO_HINTS:
+        hints, hint = request.hints, request.hints.answered
+        if hint is None:
             return None
-        hint = Hint.DONE if hints.done else Hint.RETAIN if hints.retain_ms else Hint.PREFETCH
         if not self.parts.scheduler.running.uses_tree(request):
             bypasses = request.cache is CacheUse.BYPASS
             reason = "no_cache: nothing is left in a cache" if bypasses else "decode keeps no cache of prefixes"

@@ -153,9 +153,7 @@ class Tiering:
         """Leave out of the file what is to be written into pages yet that have entered the tree: those of a request's
         tokens [first, end)."""
         size = self._cache.page_size
-        keys = bytes(request.keys[first // size * KEY_BYTES : end // size * KEY_BYTES])
-        for pool in range(len(self.tiers)):
-            self._newcomers.leave_out(pool, keys)
+        self._newcomers.leave_out(bytes(request.keys[first // size * KEY_BYTES : end // size * KEY_BYTES]))
 
     def _copies_to_store(self, pool: int) -> list[SlotCopy]:
         tier, copies = self.tiers[pool], []
