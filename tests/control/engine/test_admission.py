@@ -45,6 +45,21 @@ def test_a_prompt_computed_ahead_yields_its_memory_to_a_granted_one_and_is_a_hit
     duo.settle(*ahead)
 
 
+def test_a_prompt_is_computed_ahead_until_its_grant_is_here() -> None:
+    """Also one whose grant comes while it is computed: from then on others make way for it."""
+    duo = Duo(link=no_grants)
+    asked = duo.ask(range(60), 3)
+    duo.until(lambda: states(duo) == [PrefillState.COMPUTING])
+    room = duo.prefill_room(asked)
+    assert room is not None
+    request = room.request
+    assert request.is_ahead
+    duo.link = lambda src, dst, envelope: None
+    duo.until(lambda: room.ticket is not None)
+    assert not request.is_ahead
+    duo.settle(asked)
+
+
 def test_a_full_decode_worker_stalls_nobody_else() -> None:
     """One of two decode workers grants nothing: the rooms of the other one are computed and answered meanwhile."""
     full = PeerName("decode-0")

@@ -434,6 +434,23 @@ def test_nobody_is_computed_ahead_while_one_that_is_asked_for_stalls_the_queue()
     assert waiting.admit(MAX_WAIT_S + 0.3, owner) == [second]
 
 
+@pytest.mark.parametrize("is_asked_for_later", [False, True])
+def test_who_is_computed_ahead_makes_way_for_who_is_asked_for_though_it_came_first(is_asked_for_later: bool) -> None:
+    """Seed 17958777313823 of the simulator: one that nobody had asked for came back to memory that the other's window
+    was to move on to, and threw it out again and again."""
+    bench = Bench(config(), num_pages=(5,))
+    ahead = make_request(range(7), max_tokens=9, arrival=1.0)
+    asked_for = make_request(range(50, 58), max_tokens=9, arrival=2.0)
+    bench.add(ahead)
+    assert bench.scheduler.waiting.admit(0.0, Keeper(Claim.SPARE)) == [ahead]
+    bench.add(asked_for)
+    assert bench.scheduler.waiting.admit(0.0, Keeper(Claim.FULL)) == [asked_for]
+    ahead.is_ahead = not is_asked_for_later
+    while not (retracted := bench.scheduler.running.take_retracted()):
+        bench.commit(bench.plan())
+    assert retracted == [asked_for if is_asked_for_later else ahead]
+
+
 def test_nothing_is_tried_again_while_nothing_has_changed() -> None:
     bench = Bench(config())
     keeper = Keeper(Claim.NOTHING)

@@ -262,6 +262,7 @@ class Outflow:
         turn.do(OpenGate(peer.name, ticket.id, tuple(map(len, ticket.pages))))
         self._answered(room)
         scheduler = self.parts.scheduler
+        room.request.is_ahead = False
         scheduler.waiting.unhold(room.request)
         if room.state is PrefillState.QUEUED:
             scheduler.waiting.queue.discard(room.request)

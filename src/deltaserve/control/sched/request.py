@@ -62,6 +62,8 @@ class Request:
     origin: Origin = Origin.COMPUTED
     is_urgent: bool = False
     """Queued before all that are not: it was retracted, or its reader holds memory for it."""
+    is_ahead: bool = False
+    """Nobody has asked for it when it was started: it makes way for those that are asked for, older or not."""
     num_loads: int = 0
     """How often it waited for pages of its prompt that were loaded from the file under the tree."""
     loaded_len: int = 0

@@ -241,7 +241,8 @@ class Steps:
                 break
 
     def _make_way(self, request: Request, short: Sequence[PoolId]) -> None:
-        """Memory is short for a running row: the youngest waiting request yields, or the youngest running one.
+        """Memory is short for a running row: the youngest waiting request yields, or the youngest running one, first of
+        those that are computed ahead: else one of them that is older would throw out who is asked for again and again.
 
         Of those that hold some of what is short. A lone extend waits instead: what it lacks is a window's page that is
         still being sent.
@@ -252,7 +253,9 @@ class Steps:
         elif len(self._running) == 1 and request.num_tokens - request.num_computed > 1:
             self._stalled.add(request)
         else:
-            self._running.retract(max(self._running, key=lambda r: (any(map(r.num_held, short)), r.arrival)))
+            self._running.retract(
+                max(self._running, key=lambda r: (any(map(r.num_held, short)), r.is_ahead, r.arrival))
+            )
 
     def _move_states(self, items: Sequence[PlanItem]) -> Iterable[PageUpdate]:
         """An item's own slot takes the state at its end. One that it goes on from is the tree's by now, or is lost.

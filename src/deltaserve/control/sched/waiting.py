@@ -288,6 +288,7 @@ class Waiting:
             self._cache.release(lease)
             return False
         request.lease = lease
+        request.is_ahead = claim is Claim.SPARE
         request.begin_at(lease.num_tokens)
         request.own(owned, (lease.num_pages,) * len(owned))
         self._running.note_fork(request, match)
