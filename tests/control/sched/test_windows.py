@@ -1,7 +1,7 @@
 """A pool with a window beside one that keeps everything: its pages go on behind the request."""
 
-from deltaserve.control.sched.request import Request
-from deltaserve.core.ids import PoolId
+from deltaserve.control.sched.request import Origin, Request
+from deltaserve.core.ids import PageId, PoolId
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
 from tests.control.sched.toys import Bench, config, held_pages, make_request
 
@@ -82,3 +82,18 @@ def test_all_pools_have_room_or_none_is_taken() -> None:
                 bench.scheduler.finish(request)
     assert all(r.num_retractions == 0 for r in requests), "what a window still needs is kept for it"
     bench.check_empty()
+
+
+def test_of_two_prompts_that_are_fetched_one_waits_where_both_could_not_go_on() -> None:
+    """Seed 17958784841265 of the simulator: what is sent of a window is what the next token sees, without a page for
+    that token. Two of them filled the pool, and each threw out the other for one token at a time."""
+    two = Retention(Lifetime.WINDOW, 2)
+    bench = Bench(config(page_size=1, chunk_len=1), (40, 2), (KEEP_ALL, two))
+    running = bench.scheduler.running
+    fetched, computed = make_request(range(9), max_tokens=4), make_request(range(9), max_tokens=4)
+    fetched.origin = Origin.FETCHED
+    assert running.needs.most(9)[WINDOW] == 2
+    assert running.reserve_of(fetched)[WINDOW] == 1
+    assert running.reserve_of(computed)[WINDOW] == 0
+    fetched.own(([*map(PageId, range(9))], [PageId(0)]), (0, 8))
+    assert running.reserve_of(fetched)[WINDOW] == 1

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from deltaserve.control.cache.prefix_cache import Lease
-from deltaserve.control.sched.request import Request
+from deltaserve.control.sched.request import Origin, Request
 from deltaserve.control.sched.sched_config import SchedConfig
 from deltaserve.core.ids import PoolId
 from deltaserve.core.lifetime import Lifetime, Retention
@@ -61,6 +61,15 @@ class PageNeeds:
         end = min(request.end_page(pool) for pool in self.token_pools)
         return end * self._page_size - request.num_tokens
 
+    def _at_start(self, request: Request) -> Needs:
+        """What a request without pages will hold when it starts. One whose pages are sent here has of a window what its
+        next token sees: each further page, that of this token too, is still to be taken."""
+        num_tokens, size = request.num_tokens, self._page_size
+        if request.origin is not Origin.FETCHED:
+            return self.most(num_tokens)
+        end = -(-num_tokens // size)
+        return tuple(end - kept.first_needed(num_tokens, size) for kept in self._retentions)
+
     def of_output(self, request: Request, output_len: int) -> Needs:
         """What `output_len` further tokens take, beyond what the request holds, or will hold once it has started.
 
@@ -70,6 +79,6 @@ class PageNeeds:
         if not self.more_pools:
             return (num_pages,)
         most = self.most(request.num_tokens + output_len)
-        held = tuple(map(request.num_held, self.pools)) if request.owned else self.most(request.num_tokens)
+        held = tuple(map(request.num_held, self.pools)) if request.owned else self._at_start(request)
         more = (max(0, will - has) for will, has in zip(most[1:], held[1:], strict=True))
         return (num_pages, *(0 if state else count for state, count in zip(self.one_state[1:], more, strict=True)))
