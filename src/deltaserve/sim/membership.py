@@ -68,9 +68,12 @@ class Membership:
     # ------------------------------------------------------------ leaving and joining
 
     def strike(self) -> bool:
-        """Have one leave that every front can do without; whether one does."""
+        """Have one leave that every front can do without, those apart that leave already, of which it may not have
+        heard yet; whether one does."""
         name = self._chance.choose(self._names) if self._names else None
-        if name is None or name in self.left or not all(_can_do_without(front, name) for front in self._fronts):
+        if name is None or name in self.left:
+            return False
+        if not all(_can_do_without(front, name, self.left) for front in self._fronts):
             return False
         self._leave(name, self._chance.log_uniform(*GRACE_S))
         self._look_at_forgotten(name)
@@ -176,7 +179,7 @@ class Membership:
         return not is_known and not any(name in worker.instance.links.dialled for worker in workers)
 
 
-def _can_do_without(front: SimFront, name: PeerName, left: Collection[PeerName] = ()) -> bool:
+def _can_do_without(front: SimFront, name: PeerName, left: Collection[PeerName]) -> bool:
     """Whether others of the worker's role and revision take rooms, and keep it; or a pair of another revision does.
     `left`: workers that do not count."""
     worker = front.core.workers.get(name)
