@@ -85,6 +85,7 @@ LAZY_IMPORTS: dict[str, str] = {
     "deltaserve.process.worker.worker_forks": "Ctrl-C must be handled before torch is imported",
     "deltaserve.process.front.front_process": "OpenTelemetry is imported only by those who send traces",
     "deltaserve.process.worker.rank": "Ctrl-C must be handled before torch is imported",
+    "deltaserve.process.worker.node": "Ctrl-C must be handled before the rest is imported",
 }
 """Modules that may import by name at run time, with the reason. In-function import statements: none."""
 

@@ -1,4 +1,4 @@
-"""Decode workers that share experts (`serve --dp-size 2 --enable-dp-attention`), and the death of one of them."""
+"""Workers that share experts (`serve --dp-size 2 --enable-dp-attention`), and the death of one of them."""
 
 import signal
 from collections.abc import Iterator
@@ -100,3 +100,21 @@ def test_from_two_ranks_of_prefill_with_guesses(folder: Path) -> None:
         metrics = server.metrics()
     assert metrics["prefill-0"]["deltaserve_staged_writes_total"] > 0
     assert sum(metrics[name]["deltaserve_drafts_verified_total"] for name in MEMBERS) > 0
+
+
+def test_groups_on_both_sides(model: Path, tmp_path: Path) -> None:
+    """Prompts are computed by a group, too; one of its members is killed while prompts are computed."""
+    prompts = [random_prompt(200, seed) for seed in range(60, 68)]
+    flags = (*GROUP, "--prefill-dp-size", "2", "--chunked-prefill-size", str(PAGE))
+    with serving(tmp_path, model, *flags, deaths=None) as server, ThreadPoolExecutor(len(prompts)) as pool:
+        for prompt, answer in zip(prompts, pool.map(lambda one: server.complete(one, 4), prompts), strict=True):
+            assert_true(model, prompt, answer)
+        steps = [server.metrics()[name]["deltaserve_steps_total"] for name in ("prefill-0", "prefill-1")]
+        assert min(steps) > 0, "both members compute"
+        server.signal("prefill-1", signal.SIGKILL)
+        answers = list(pool.map(lambda one: server.complete(one, 4), [[*one, 7] for one in prompts]))
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert_true(model, [*prompt, 7], answer)
+        for name in ("prefill-0", "prefill-1"):
+            server.wait_back(name)
+        server.wait_quiet()

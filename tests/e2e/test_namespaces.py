@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 import httpx
 import pytest
@@ -36,14 +37,24 @@ CHECKED = (*PAGES, "--chunked-prefill-size", str(PAGE), "--num-pages", "2048", "
 ROLES = {"prefill": "10.0.0.1", "decode": "10.0.0.2", "router": "10.0.0.3"}
 
 
+NO_OTHERS: Mapping[str, str] = {}
+
+
 class Cluster(Api):
     """The commands of the document, each on its machine, and a client on a fourth."""
 
-    def __init__(self, network: Network, model: Path, folder: Path, extra: Mapping[str, Sequence[str]]) -> None:
-        """`extra`: flags by role, besides those of the document."""
+    def __init__(
+        self,
+        network: Network,
+        model: Path,
+        folder: Path,
+        extra: Mapping[str, Sequence[str]],
+        others: Mapping[str, str] = NO_OTHERS,
+    ) -> None:
+        """`extra`: flags by role, besides those of the document. `others`: addresses of further machines, by name."""
         self.model_path = model
         self._extra = extra
-        self.machines = {role: network.add(role, address) for role, address in ROLES.items()}
+        self.machines = {role: network.add(role, address) for role, address in (ROLES | dict(others)).items()}
         self.client = network.add("client", "10.0.0.4")
         self.keys = make_keys(folder, [*self.machines.values(), self.client])
         self.commands = commands_of(DOCUMENT, HEADING)
@@ -91,6 +102,9 @@ class Cluster(Api):
             process.kill()
 
 
+MadeCluster = TypeVar("MadeCluster", bound=Cluster)
+
+
 def make_keys(folder: Path, machines: list[Machine]) -> str:
     """By the commands of the document; the API key."""
     section = DOCUMENT.read_text().split(f"\n{HEADING}\n")[1]
@@ -107,6 +121,16 @@ def make_keys(folder: Path, machines: list[Machine]) -> str:
 @contextmanager
 def running_cluster(model: Path, extra: Mapping[str, Sequence[str]]) -> Iterator[Cluster]:
     """Ready. One at a time: a process has one network."""
+    with made_cluster(lambda network, folder: Cluster(network, model, folder, extra)) as cluster:
+        for role in ROLES:
+            cluster.start(role)
+        wait_until(cluster.is_ready, "readiness", cluster.processes["router"])
+        yield cluster
+
+
+@contextmanager
+def made_cluster(make: Callable[[Network, Path], MadeCluster]) -> Iterator[MadeCluster]:
+    """Machines on which nothing runs yet. Skips where there can be none."""
     with TemporaryDirectory(prefix="e2e-", ignore_cleanup_errors=True) as name, ExitStack() as stack:
         folder = Path(name)
         try:
@@ -114,12 +138,9 @@ def running_cluster(model: Path, extra: Mapping[str, Sequence[str]]) -> Iterator
         except NotPermittedError as error:
             pytest.skip(f"needs the right to make network namespaces (root, CAP_NET_ADMIN and CAP_SYS_ADMIN): {error}")
         stack.callback(network.close)
-        cluster = Cluster(network, model, folder, extra)
+        cluster = make(network, folder)
         stack.callback(cluster.kill)
         try:
-            for role in ROLES:
-                cluster.start(role)
-            wait_until(cluster.is_ready, "readiness", cluster.processes["router"])
             yield cluster
         except BaseException as error:
             for process in cluster.processes.values():

@@ -215,13 +215,26 @@ def in_groups(model: Path, dp_size: int, **parallelism: int) -> Settings:
     return of_ranks(model, dp_size=dp_size, enable_dp_attention=True, **parallelism)
 
 
+def test_prefill_workers_that_share_experts_are_made_as_groups(tiny_models: Path, tmp_path: Path) -> None:
+    settings = in_groups(tiny_models / "qwen3_moe", 1, prefill_dp_size=2)
+    [line] = describe_groups(settings)
+    assert line.startswith("prefill: 2 workers that share experts; each step")
+    children = {child.name: child for child in compose(settings, tmp_path).children}
+    assert children["prefill-0"].group == children["prefill-1"].group is not None
+    assert children["decode-0"].group is None
+    seats = [read_spec(Path(children[f"prefill-{i}"].argv[-1])).expert_seat for i in range(2)]
+    assert [(seat.member, seat.size) for seat in seats if seat is not None] == [(0, 2), (1, 2)]
+    both = in_groups(tiny_models / "qwen3_moe", 4, prefill_dp_size=2)
+    points = {child.group for child in compose(both, tmp_path).children}
+    assert len(points - {None}) == 2
+
+
 def test_decode_workers_that_share_experts_are_made_as_groups(tiny_models: Path, tmp_path: Path) -> None:
     settings = in_groups(tiny_models / "qwen3_moe", 2, prefill_tp_size=2)
     disaggregation = settings.disaggregation.model_copy(update={"decode": 2})
     settings = settings.model_copy(update={"disaggregation": disaggregation})
-    assert describe_groups(settings).startswith(
-        "decode: 2 workers that share experts, 2 times; each step is one of all 2"
-    )
+    [line] = describe_groups(settings)
+    assert line.startswith("decode: 2 workers that share experts, 2 times; each step is one of all 2")
     children = {child.name: child for child in compose(settings, tmp_path).children}
     assert [name for name in children if name.startswith("decode")] == [f"decode-{i}" for i in range(4)]
     groups = [children[f"decode-{i}"].group for i in range(4)]

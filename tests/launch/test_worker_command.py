@@ -3,7 +3,8 @@
 import pytest
 
 from deltaserve.core.errors import ConfigError
-from deltaserve.launch.worker_command import advertised, data_devices, num_workers_here
+from deltaserve.launch.worker_command import advertised, data_devices, num_workers_here, rank_nodes
+from deltaserve.process.worker.worker_spec import RankNodes
 from deltaserve.settings.config import Settings
 
 ADDRESSES = {
@@ -54,3 +55,21 @@ def test_a_worker_is_called_by_the_address_that_peers_dial(network: dict[str, st
 def test_a_worker_that_only_this_machine_can_reach_shares_it_with_its_peer() -> None:
     assert num_workers_here(settings()) == 2
     assert num_workers_here(settings(host="10.0.0.2")) == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "at", "own_host"),
+    [
+        ("10.1.0.1", "10.0.0.1:5000", "10.1.0.1"),  # as it was told
+        ("0.0.0.0", "10.0.3.9:5000", "10.0.3.9"),  # node 0, which has the others come there
+        ("0.0.0.0", "worker-0.workers:5000", "10.0.0.1"),
+    ],
+)
+def test_ranks_on_several_machines_meet_on_the_trusted_network(host: str, at: str, own_host: str) -> None:
+    asked = {"tp_size": 4, "nnodes": 2, "node_rank": 1, "dist_init_addr": at}
+    security, network = {"trusted_data_network": "10.0.0.0/8"}, {"host": host}
+    divided = Settings.model_validate({"parallelism": asked, "security": security, "network": network})
+    name, _, port = at.partition(":")
+    assert rank_nodes(divided, ADDRESSES) == RankNodes(size=2, node=1, host=name, port=int(port), own_host=own_host)
+    assert num_workers_here(divided) == 1
+    assert rank_nodes(settings(), ADDRESSES) is None

@@ -404,7 +404,7 @@ def has_staging(settings: Settings) -> bool:
 def divided(settings: Settings, checkpoint: Checkpoint, role: Role) -> ModelFacts:
     """What each rank of a worker of this role holds. Raises ConfigError naming the flag."""
     flag, tp_size = tp_size_of(settings, role)
-    num_members = settings.parallelism.dp_size if role is Role.DECODE else 1
+    num_members = group_size(settings, role)
     if num_members > 1:
         return checkpoint.facts(tp_size, settings.memory.mamba_ssm_dtype, num_members)
     try:
@@ -602,17 +602,25 @@ def worker_names(settings: Settings) -> Sequence[tuple[str, Role]]:
     disaggregation = settings.disaggregation
     if disaggregation.disaggregation_mode == "null":
         return [("unified-0", Role.UNIFIED)]
-    prefill = [(f"prefill-{i}", Role.PREFILL) for i in range(disaggregation.prefill)]
-    num_decode = disaggregation.decode * settings.parallelism.dp_size
+    num_prefill = disaggregation.prefill * group_size(settings, Role.PREFILL)
+    num_decode = disaggregation.decode * group_size(settings, Role.DECODE)
+    prefill = [(f"prefill-{i}", Role.PREFILL) for i in range(num_prefill)]
     decode = [(f"decode-{i}", Role.DECODE) for i in range(num_decode)]
     return [*prefill, *decode]
 
 
+def group_size(settings: Settings, role: Role) -> int:
+    """Workers of a role that share the experts of one model; 1: each has all of them."""
+    asked = settings.parallelism
+    return {Role.PREFILL: asked.prefill_dp_size, Role.DECODE: asked.dp_size}.get(role, 1)
+
+
 def with_expert_seat(spec: WorkerSpec, index: int, settings: Settings, folder: Path) -> WorkerSpec:
     """`index`: of the worker among those of its role. Members of a group follow one another."""
-    size = settings.parallelism.dp_size
-    if spec.role is not Role.DECODE or size == 1:
+    size = group_size(settings, spec.role)
+    if size == 1:
         return spec
     group, member = divmod(index, size)
-    seat = ExpertSeat(member=member, size=size, meeting_point=str(folder.resolve() / f"experts-{group}"))
+    point = folder.resolve() / f"experts-{spec.role.value}-{group}"
+    seat = ExpertSeat(member=member, size=size, meeting_point=str(point))
     return msgspec.structs.replace(spec, expert_seat=seat)

@@ -6,7 +6,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -23,6 +23,7 @@ from deltaserve.launch.compose import (
     Checkpoint,
     computes_prompts,
     device_of,
+    group_size,
     has_staging,
     log_spec,
     open_checkpoint,
@@ -92,8 +93,8 @@ def run_adjusted(settings: Settings, adjust: Callable[[WorkerSpec], WorkerSpec])
             tell(note)
         tell_sampling(cluster.sampling, tell)
         tell_pair(settings, cluster.resolved, tell)
-        if settings.parallelism.dp_size > 1:
-            tell(describe_groups(settings))
+        for line in describe_groups(settings):
+            tell(line)
         if has_staging(settings):
             tell(describe_staging(settings))
         if settings.memory.cache_dir is not None:
@@ -177,8 +178,11 @@ def compose(settings: Settings, folder: Path, adjust: Callable[[WorkerSpec], Wor
     require_threads(
         settings.network.fronts + sum(r.tp_size for r in ranks), sum(r.tp_size * r.num_threads for r in ranks)
     )
-    num_prefill = sum(role is Role.PREFILL for _, role in names)
-    specs = [with_expert_seat(spec, index - num_prefill, settings, folder) for index, spec in enumerate(specs)]
+    specs = [
+        with_expert_seat(spec, index, settings, folder)
+        for role in resolved
+        for index, spec in enumerate(spec for spec in specs if spec.role is role)
+    ]
     specs = with_core_shares(specs, resolved, settings, folder)
     front = front_spec(settings, checkpoint, secret_path)
     workers = tuple(_front_worker(spec) for spec in specs)
@@ -384,11 +388,14 @@ def tell_pair(settings: Settings, resolved: Mapping[Role, ResolvedConfig], tell:
     )
 
 
-def describe_groups(settings: Settings) -> str:
-    """A line about decode workers that share experts."""
-    members, count = settings.parallelism.dp_size, settings.disaggregation.decode
-    groups = f"decode: {members} workers that share experts" + (f", {count} times" if count > 1 else "")
-    return f"{groups}; each step is one of all {members}, and when one ends all start again"
+def describe_groups(settings: Settings) -> Iterator[str]:
+    """A line about the workers of each role that share experts."""
+    counts = {Role.PREFILL: settings.disaggregation.prefill, Role.DECODE: settings.disaggregation.decode}
+    for role, count in counts.items():
+        members = group_size(settings, role)
+        if members > 1:
+            groups = f"{role.value}: {members} workers that share experts" + (f", {count} times" if count > 1 else "")
+            yield f"{groups}; each step is one of all {members}, and when one ends all start again"
 
 
 def describe_staging(settings: Settings) -> str:

@@ -21,7 +21,7 @@ from deltaserve.process.children.child_events import ChildStarts
 from deltaserve.process.children.interrupts import hold_for_successor
 from deltaserve.process.children.terminal import Say, say, say_in_json
 from deltaserve.process.front.secrets import NO_CLUSTER_KEY, read_cluster_key
-from deltaserve.process.worker.worker_spec import WorkerSpec, encode_spec, worker_environment
+from deltaserve.process.worker.worker_spec import RankNodes, WorkerSpec, encode_spec, ranks_here, worker_environment
 from deltaserve.settings.config import FRONTS, Settings
 from deltaserve.settings.flags.options import read_options
 from deltaserve.settings.host_and_port import is_loopback
@@ -36,17 +36,21 @@ _LOOPBACK = "127.0.0.0/8"
 def run_worker_command(settings: Settings, role: Role) -> int:
     """Become the worker: returns only where that fails. Raises ConfigError."""
     prepared = prepare_worker(settings, role)
-    require_link_port(settings)
+    is_further = settings.parallelism.node_rank > 0
+    if not is_further:
+        require_link_port(settings)
     require_files()
-    require_threads(prepared.resolved.tp_size, prepared.resolved.tp_size * prepared.resolved.num_threads)
     spec = prepared.spec(settings, role)
+    num_ranks = len(ranks_here(spec))
+    require_threads(num_ranks, num_ranks * prepared.resolved.num_threads)
     name = spec.name
     tell = say if spec.log.format == "text" else say_in_json(name, sys.stderr)
     prepared.tell(settings, tell)
     if idle := sorted(given_for_fronts(settings)):
         tell(f"without --http nothing here takes requests: {', '.join(idle)} have no effect")
     tell(ChildStarts(name, os.getpid()))
-    argv = [sys.executable, "-m", "deltaserve.process.worker.worker", _in_memory(encode_spec(spec))]
+    program = f"deltaserve.process.worker.{'node' if is_further else 'worker'}"
+    argv = [sys.executable, "-m", program, _in_memory(encode_spec(spec))]
     hold_for_successor()
     os.execve(sys.executable, argv, {**os.environ, **worker_environment(spec)})
 
@@ -82,6 +86,7 @@ class PreparedWorker:
             port=settings.disaggregation.disaggregation_bootstrap_port,
             transport_devices=self.data.devices,
             transport_host=self.data.host,
+            nodes=rank_nodes(settings, interface_addresses()),
         )
 
     def tell(self, settings: Settings, tell: Say) -> None:
@@ -110,7 +115,7 @@ def prepare_worker(settings: Settings, role: Role) -> PreparedWorker:
     read_cluster_key(secret_path)
     checkpoint = open_checkpoint(settings)
     model = divided(settings, checkpoint, role)
-    facts = machine_facts(settings, num_workers_here(settings) * model.tp_size)
+    facts = machine_facts(settings, num_workers_here(settings) * model.tp_size // settings.parallelism.nnodes)
     if facts.device == "cuda":  # of which CUDA_VISIBLE_DEVICES gives each rank its own
         facts = dataclasses.replace(facts, num_ranks=facts.num_devices)
     resolved = resolve(settings, model, facts)
@@ -120,7 +125,10 @@ def prepare_worker(settings: Settings, role: Role) -> PreparedWorker:
 
 
 def num_workers_here(settings: Settings) -> int:
-    """How many share cores and memory: one that only this machine can reach has its peer here too."""
+    """How many share cores and memory: one that only this machine can reach has its peer here too, and its nodes."""
+    nodes, address = settings.parallelism.nnodes, settings.parallelism.dist_init_addr
+    if nodes > 1 and address is not None:
+        return 2 * nodes if is_loopback(address.rpartition(":")[0]) else 1
     return 2 if is_loopback(settings.network.host) else 1
 
 
@@ -155,13 +163,29 @@ def trusted_network(settings: Settings) -> str:
     return settings.security.trusted_data_network or _LOOPBACK
 
 
+def rank_nodes(settings: Settings, addresses: Mapping[str, Sequence[str]]) -> RankNodes | None:
+    """The machines that share out the worker's ranks; None: they are all on this one. Raises ConfigError."""
+    asked = settings.parallelism
+    if asked.nnodes == 1 or asked.dist_init_addr is None:
+        return None
+    host, _, port = asked.dist_init_addr.rpartition(":")
+    network = trusted_network(settings)
+    data_devices(network, addresses)
+    own = [address for of_one in addresses.values() for address in of_one if _is_on(network, address)]
+    own_host = next((named for named in (settings.network.host, host) if named in own), own[0])
+    return RankNodes(size=asked.nnodes, node=asked.node_rank, host=host, port=int(port), own_host=own_host)
+
+
+def _is_on(network: str, address: str) -> bool:
+    return IPv4Address(address) in IPv4Network(network, strict=False)
+
+
 def data_devices(network: str, addresses: Mapping[str, Sequence[str]]) -> str:
     """The interfaces on this network, as UCX_NET_DEVICES wants them. `addresses`: IPv4 addresses of each interface.
 
     Raises ConfigError when there is none: transfers carry no authentication and may listen nowhere else.
     """
-    trusted = IPv4Network(network, strict=False)
-    found = [name for name, own in addresses.items() if any(IPv4Address(address) in trusted for address in own)]
+    found = [name for name, own in addresses.items() if any(_is_on(network, address) for address in own)]
     if not found:
         known = ", ".join(address for own in addresses.values() for address in own)
         raise ConfigError(f"--trusted-data-network {network}: this machine is not on it; its addresses are {known}")

@@ -148,6 +148,14 @@ Network = Annotated[
     Field(description="an IPv4 network such as 10.0.0.0/24, no wider than /8"),
     AfterValidator(_network),
 ]
+NodeRank = Annotated[int, Field(ge=0, le=63, description="an integer from 0 to 63")]
+JoinAddress = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,252}:[1-9]\d{0,4}$",
+        description="a host name or IPv4 address, and :PORT",
+    ),
+]
 Advertised = Annotated[
     str,
     Field(
@@ -567,8 +575,37 @@ class ParallelSettings(Group):
         commands=COMPUTING,
         use="rare",
     )
+    prefill_dp_size: Ranks = option(
+        1,
+        "the same of prefill workers: --prefill says how many such groups there are",
+        commands=("serve",),
+        use="rare",
+    )
     enable_dp_attention: bool = option(
-        False, "decode is done by groups of --dp-size workers that share experts", commands=COMPUTING, use="rare"
+        False,
+        "decode is done by groups of --dp-size workers that share experts, prefill by groups of --prefill-dp-size",
+        commands=COMPUTING,
+        use="rare",
+    )
+
+    nnodes: Ranks = option(
+        1,
+        "machines that share out the ranks of this worker (--tp-size), equally many on each; the command runs on each "
+        "of them, with one --dist-init-addr",
+        commands=WORKERS_ANYWHERE,
+        use="rare",
+    )
+    node_rank: NodeRank = option(
+        0,
+        "which of --nnodes this machine is; 0 is the worker for everybody else",
+        commands=WORKERS_ANYWHERE,
+        use="rare",
+    )
+    dist_init_addr: JoinAddress | None = option(
+        None,
+        "where the machine of --node-rank 0 waits for the others",
+        commands=WORKERS_ANYWHERE,
+        use="rare",
     )
 
 

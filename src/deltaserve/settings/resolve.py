@@ -244,11 +244,8 @@ class _Pools:
 def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> ResolvedConfig:
     """Raises ConfigError when an asked-for value does not fit the model or the machine."""
     device = _device(settings, machine)
-    if device == "cuda" and model.tp_size > machine.num_devices:
-        raise ConfigError(
-            f"--tp-size {model.tp_size}: each rank needs a GPU of its own, and {machine.num_devices} can be used here "
-            "(CUDA_VISIBLE_DEVICES); lower it, or add --device cpu"
-        )
+    if device == "cuda":
+        _check_gpus(settings, model, machine)
     transfer_backend, transfer_tls = _transfer(settings, device, machine.transports)
     dtype, kv_dtype = _dtypes(settings, model, machine.slow_dtypes)
     _check_attention(settings, machine, (device, dtype, kv_dtype))
@@ -301,6 +298,20 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         native_problem=_native_problem(settings, machine),
         attention=_automatic_attention(machine, device),
     )
+
+
+def _check_gpus(settings: Settings, model: ModelFacts, machine: MachineFacts) -> None:
+    """Each rank needs a GPU of its own, on this machine."""
+    if settings.parallelism.nnodes > 1:
+        raise ConfigError(
+            f"--nnodes {settings.parallelism.nnodes}: ranks on GPUs add up over NCCL, here within one machine alone; "
+            "leave it out, or add --device cpu"
+        )
+    if model.tp_size > machine.num_devices:
+        raise ConfigError(
+            f"--tp-size {model.tp_size}: each rank needs a GPU of its own, and {machine.num_devices} can be used here "
+            "(CUDA_VISIBLE_DEVICES); lower it, or add --device cpu"
+        )
 
 
 def max_drafts(settings: Settings) -> int:

@@ -22,6 +22,9 @@ def breaches(settings: Settings, command: str) -> Iterator[str]:
 
 def idle(settings: Settings, command: str) -> Iterator[str]:
     """What `deltaserve COMMAND` was given and does not read, because of something else that it was given or not."""
+    parallelism = settings.parallelism
+    if parallelism.dist_init_addr is not None and parallelism.nnodes == 1:
+        yield f"--dist-init-addr {parallelism.dist_init_addr} changes nothing: all ranks are on this machine (--nnodes)"
     if command != "serve" or settings.cluster.cluster != "none":
         return
     asked, security = settings.disaggregation, settings.security
@@ -84,7 +87,7 @@ def _cluster(settings: Settings, command: str) -> Iterator[str]:
     flag = f"--cluster {asked.cluster}"
     if settings.disaggregation.disaggregation_mode == "null":
         yield f"{flag}: prefill and decode are workers of their own there; leave --disaggregation-mode null out"
-    if settings.parallelism.dp_size > 1:
+    if max(settings.parallelism.dp_size, settings.parallelism.prefill_dp_size) > 1:
         yield f"{flag}: workers that share experts (--dp-size) are all on one machine; leave one of them out"
     if settings.network.kv_events_config is not None:
         yield f"{flag}: workers there tell no KV events; leave --kv-events-config out"
@@ -98,31 +101,69 @@ def _cluster(settings: Settings, command: str) -> Iterator[str]:
 def _ranks(settings: Settings, command: str) -> Iterator[str]:
     asked = settings.parallelism
     yield from _expert_group(settings, command)
-    sizes = (asked.tp_size, asked.prefill_tp_size or 1, asked.decode_tp_size or 1, asked.dp_size)
+    yield from _nodes(settings, command)
+    sizes = (asked.tp_size, asked.prefill_tp_size or 1, asked.decode_tp_size or 1, asked.dp_size, asked.prefill_dp_size)
     if asked.ep_size != "auto" and asked.ep_size > max(sizes):
         yield f"--ep-size {asked.ep_size}: a worker has fewer ranks to divide experts over; add --tp-size"
 
 
+def _nodes(settings: Settings, command: str) -> Iterator[str]:
+    asked = settings.parallelism
+    count, address = asked.nnodes, asked.dist_init_addr
+    flag = f"--nnodes {count}"
+    if asked.node_rank >= count:
+        yield f"--node-rank {asked.node_rank}: the machines of a worker are 0 to {count - 1}; {flag} says how many"
+    if count == 1:
+        return
+    if command not in WORKER_COMMANDS:
+        yield (
+            f"{flag}: the workers of `deltaserve {command}` are each on one machine; one on several is started by "
+            "`deltaserve prefill` or `decode` on each of them"
+        )
+        return
+    if asked.tp_size % count:
+        yield f"{flag}: --tp-size {asked.tp_size} ranks cannot be shared out equally over so many machines"
+    if address is None:
+        yield f"{flag}: add --dist-init-addr HOST:PORT, where the machine of --node-rank 0 waits for the others"
+        return
+    host, _, port = address.rpartition(":")
+    if int(port) > _HIGHEST_PORT:
+        yield f"--dist-init-addr {address}: the port must be at most {_HIGHEST_PORT}"
+    is_told = not is_loopback(settings.network.host)  # the same of page transfers
+    if not is_loopback(host) and not is_told and settings.security.trusted_data_network is None:
+        yield (
+            f"--dist-init-addr {address}: what ranks add up carries no authentication; name their network with "
+            "--trusted-data-network"
+        )
+    if asked.node_rank and settings.network.http is not None:
+        yield f"--http {settings.network.http}: requests are taken at the machine of --node-rank 0; leave it out here"
+
+
 def _expert_group(settings: Settings, command: str) -> Iterator[str]:
-    asked, decode = settings.parallelism, settings.disaggregation.decode
-    flag = f"--dp-size {asked.dp_size}"
+    asked = settings.parallelism
     if command in WORKER_COMMANDS and (asked.dp_size > 1 or asked.enable_dp_attention):
-        shown = flag if asked.dp_size > 1 else "--enable-dp-attention"
+        shown = f"--dp-size {asked.dp_size}" if asked.dp_size > 1 else "--enable-dp-attention"
         yield f"{shown}: `deltaserve serve` starts a group of decode workers; `deltaserve {command}` is one worker"
         return
-    if asked.enable_dp_attention and asked.dp_size == 1:
+    if asked.enable_dp_attention and asked.dp_size == asked.prefill_dp_size == 1:
         yield "--enable-dp-attention: add --dp-size N, how many decode workers share the experts"
-    if asked.dp_size == 1:
-        return
-    if not asked.enable_dp_attention:
-        yield f"{flag}: add --enable-dp-attention; workers that share nothing are started with --decode {asked.dp_size}"
-    if settings.disaggregation.disaggregation_mode == "null":
-        yield f"{flag}: one worker does both (mode null); a group decodes what other workers prefill"
-    ranks = asked.decode_tp_size or asked.tp_size
-    if ranks > 1:
-        yield f"{flag}: each of these workers has all heads on one rank, not {ranks}; add --decode-tp-size 1"
-    if decode * asked.dp_size > MAX_WORKERS:
-        yield f"{flag} with --decode {decode}: more than {MAX_WORKERS} workers"
+    disaggregation = settings.disaggregation
+    groups = (
+        ("decode", "--dp-size", asked.dp_size, asked.decode_tp_size, disaggregation.decode),
+        ("prefill", "--prefill-dp-size", asked.prefill_dp_size, asked.prefill_tp_size, disaggregation.prefill),
+    )
+    for role, name, size, own_ranks, count in groups:
+        if size == 1:
+            continue
+        flag, ranks = f"{name} {size}", own_ranks or asked.tp_size
+        if not asked.enable_dp_attention:
+            yield f"{flag}: add --enable-dp-attention; workers that share nothing are started with --{role} {size}"
+        if disaggregation.disaggregation_mode == "null":
+            yield f"{flag}: one worker does both (mode null); a group decodes what other workers prefill"
+        if ranks > 1:
+            yield f"{flag}: each of these workers has all heads on one rank, not {ranks}; add --{role}-tp-size 1"
+        if count * size > MAX_WORKERS:
+            yield f"{flag} with --{role} {count}: more than {MAX_WORKERS} workers"
 
 
 def _speculation(settings: Settings, command: str) -> Iterator[str]:

@@ -51,6 +51,22 @@ def test_the_line_of_a_worker(tiny_models: Path, tmp_path: Path, capsys: pytest.
     assert "fail  settings      --host 0.0.0.0: nobody can dial that" in capsys.readouterr().out
 
 
+def test_the_lines_of_a_worker_on_two_machines(
+    tiny_models: Path, tmp_path: Path, member: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [str(tiny_models / "llama"), "--cluster-key-file", key_file(tmp_path), "--num-pages", "100"]
+    line += ["--tp-size", "2", "--nnodes", "2", "--disaggregation-bootstrap-port", str(free_port())]
+    at = f"127.0.0.1:{free_port()}"
+    assert main(["doctor", "decode", *line, "--dist-init-addr", at]) == 0
+    assert f"ok    listener      {at}: 1 other machine of this worker" in capsys.readouterr().out
+    assert main(["doctor", "decode", *line, "--dist-init-addr", at, "--node-rank", "1"]) == 0
+    out = capsys.readouterr().out
+    assert f"warn  link          node 0 at {at}: nobody listens there" in out
+    assert "links of this worker" not in out
+    assert main(["doctor", "decode", *line, "--dist-init-addr", member, "--node-rank", "1"]) == 0
+    assert f"ok    link          node 0 at {member}: listens, and has this cluster key" in capsys.readouterr().out
+
+
 def test_the_line_of_a_router(
     tiny_models: Path, tmp_path: Path, member: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from enum import Enum
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import NoneType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -197,14 +196,14 @@ def sockets() -> Iterator[RankSockets]:
 
 
 @pytest.fixture
-def path() -> Iterator[Path]:
+def url() -> Iterator[str]:
     """Short: the folders of tests have long names."""
     with TemporaryDirectory(prefix="rank-") as folder:
-        yield Path(folder) / "steps"
+        yield f"ipc://{folder}/steps"
 
 
-def test_entries_pass_a_link(path: Path, sockets: RankSockets) -> None:
-    ours, theirs = RankChannel(sockets.bind(path), PATIENCE_S), RankChannel(sockets.connect(path), PATIENCE_S)
+def test_entries_pass_a_link(url: str, sockets: RankSockets) -> None:
+    ours, theirs = RankChannel(sockets.bind(url), PATIENCE_S), RankChannel(sockets.connect(url), PATIENCE_S)
     ours.send(b"plan")
     assert theirs.receive(None) == b"plan"
     theirs.send(b"done")
@@ -216,18 +215,18 @@ def test_entries_pass_a_link(path: Path, sockets: RankSockets) -> None:
     theirs.close()
 
 
-def test_a_side_that_is_not_there_takes_nothing_for_ever(path: Path, sockets: RankSockets) -> None:
-    ours = RankChannel(sockets.bind(path), 0.05)
+def test_a_side_that_is_not_there_takes_nothing_for_ever(url: str, sockets: RankSockets) -> None:
+    ours = RankChannel(sockets.bind(url), 0.05)
     with pytest.raises(RankSilent, match=r"took no frame for 0\.05 s"):
         ours.send(b"plan")
     ours.close()
 
 
-def test_a_folder_with_a_long_name_is_refused(path: Path, sockets: RankSockets) -> None:
+def test_a_folder_with_a_long_name_is_refused(url: str, sockets: RankSockets) -> None:
     with pytest.raises(ConfigError, match="too long for the address of a socket"):
-        sockets.bind(path / ("x" * 100))
+        sockets.bind(url + "x" * 100)
 
 
-def test_a_folder_that_is_not_there_is_refused(path: Path, sockets: RankSockets) -> None:
+def test_a_folder_that_is_not_there_is_refused(url: str, sockets: RankSockets) -> None:
     with pytest.raises(ConfigError, match="no socket can be made"):
-        sockets.bind(path / "steps")
+        sockets.bind(f"{url}/steps")

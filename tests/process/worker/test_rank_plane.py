@@ -83,8 +83,8 @@ class World:
 
     def _joined(self, name: PeerName, sockets: RankSockets, folder: Path) -> RankPlane:
         own, other = self.planes[name] = [EndpointPlane(endpoint) for endpoint in self.workers[name].endpoints]
-        ours = self._channel(sockets.bind(folder / name))
-        self.sockets_of_rank_1[name] = sockets.connect(folder / name)
+        ours = self._channel(sockets.bind(f"ipc://{folder / name}"))
+        self.sockets_of_rank_1[name] = sockets.connect(f"ipc://{folder / name}")
         theirs = self._channel(self.sockets_of_rank_1[name])
         self.followers.append((RankTurns(other, theirs, lambda: self.fabric.now), theirs))
         return RankPlane(own, [ours], PATIENCE_S)

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,13 @@ def write_worker(folder: Path, model: str = "echo", name: str = "decode-0", **ch
 
 
 class Worker:
-    """A worker nobody supervises."""
+    """A worker nobody supervises, or another process of one."""
 
-    def __init__(self, folder: Path, model: str, **changes: Any) -> None:
+    def __init__(self, folder: Path, model: str, program: Sequence[str] = ECHO, **changes: Any) -> None:
         spec = write_worker(folder, model, **changes)
         self._log_path = folder / "worker.log"
-        with self._log_path.open("wb") as log:
-            self.process = subprocess.Popen([*ECHO, str(spec)], stderr=log, env=environment())
+        with self._log_path.open("ab") as log:
+            self.process = subprocess.Popen([*program, str(spec)], stderr=log, env=environment())
 
     def log(self) -> str:
         return self._log_path.read_text()

@@ -13,13 +13,15 @@ from deltaserve.core.ids import Role
 from deltaserve.launch.compose import has_staging
 from deltaserve.launch.fronts import front_ports
 from deltaserve.launch.lacking import lacking
+from deltaserve.launch.net_devices import interface_addresses
 from deltaserve.launch.router import prepare_router
 from deltaserve.launch.serve import describe, describe_staging
-from deltaserve.launch.worker_command import prepare_worker
+from deltaserve.launch.worker_command import prepare_worker, rank_nodes
 from deltaserve.process.front.front_spec import FrontWorker
 from deltaserve.process.front.secrets import read_cluster_key
 from deltaserve.process.front.worker_sources import look_up, read_list, words_of
 from deltaserve.process.links.security import LinkSecurity
+from deltaserve.process.worker.worker_spec import RankNodes
 from deltaserve.settings.config import Settings
 from deltaserve.settings.flags.flag_help import About
 from deltaserve.settings.flags.merge import read_line
@@ -47,7 +49,12 @@ def _check_worker(role: Role, settings: Settings) -> Iterator[Line]:
     yield Line(Level.OK, "settings", describe(prepared.resolved))
     if has_staging(settings):
         yield Line(Level.OK, "settings", describe_staging(settings))
-    yield _check_links_listener(settings, LinkSecurity.from_cluster_key(read_cluster_key(prepared.secret_path)))
+    security = LinkSecurity.from_cluster_key(read_cluster_key(prepared.secret_path))
+    nodes = rank_nodes(settings, interface_addresses())
+    if nodes is None or nodes.node == 0:
+        yield _check_links_listener(settings, security)
+    if nodes is not None:
+        yield _check_nodes(nodes, security)
     yield Line(
         Level.OK,
         "listener",
@@ -56,6 +63,18 @@ def _check_worker(role: Role, settings: Settings) -> Iterator[Line]:
     tls, data = prepared.resolved.transfer_tls, prepared.data
     options = TransportOptions(tls=tls, devices=data.devices, host=data.host)
     yield from transport_kind(prepared.resolved.transfer_backend).checks(options)
+
+
+def _check_nodes(nodes: RankNodes, security: LinkSecurity) -> Line:
+    """Whether other machines of the worker can join node 0, or it can be reached from here."""
+    if nodes.node == 0:
+        count = nodes.size - 1
+        return check_listener(nodes.own_host, nodes.port, f"{count} other machine{'s' * (count > 1)} of this worker")
+    address = f"{nodes.host}:{nodes.port}"
+    fault = link_fault(address, security)
+    if fault is None:
+        return Line(Level.OK, "link", f"node 0 at {address}: listens, and has this cluster key")
+    return Line(Level.WARN, "link", f"node 0 at {address}: {fault}; this node waits for it")
 
 
 def _check_links_listener(settings: Settings, security: LinkSecurity) -> Line:

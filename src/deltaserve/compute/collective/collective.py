@@ -4,6 +4,7 @@ Ranks compute the same steps; which collectives a step makes follows from its pl
 bits on all ranks: decisions taken from it (which experts a token goes to) are the same everywhere.
 """
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.collective.collective_error import CollectiveError
+from deltaserve.compute.collective.net_mesh import NetMeeting, NetMesh
 from deltaserve.compute.collective.rank_mesh import SLOT_BYTES, RankMesh
 from deltaserve.core.layout.shard import Shard
 
@@ -109,16 +111,34 @@ def _sum(parts: list[Tensor]) -> Tensor:
     return out
 
 
-class ProcessCollective:
-    """A rank that is a process of this machine. What a GPU has computed goes through the memory of the host."""
+class Mesh(Protocol):
+    """How a rank that is a process exchanges bytes with the others: RankMesh, NetMesh."""
 
-    def __init__(self, mesh: RankMesh) -> None:
+    @property
+    def shard(self) -> Shard: ...
+
+    def exchange(self, part: Tensor) -> Tensor:
+        """part [n] uint8, at most SLOT_BYTES -> [ranks, n], valid until the next exchange. Raises CollectiveError."""
+        ...
+
+
+class ProcessCollective:
+    """A rank that is a process. What a GPU has computed goes through the memory of the host."""
+
+    def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
 
     @classmethod
     def join(cls, shard: Shard, meeting_point: Path, timeout_s: float) -> "ProcessCollective":
-        """Meet the other ranks: see RankMesh.join."""
+        """Meet the other ranks, all on this machine: see RankMesh.join."""
         return cls(RankMesh.join(shard, meeting_point, timeout_s))
+
+    @classmethod
+    def join_over(
+        cls, shard: Shard, meeting: NetMeeting, timeout_s: float, listener: socket.socket | None = None
+    ) -> "ProcessCollective":
+        """Meet the other ranks, on several machines: see NetMesh.join."""
+        return cls(NetMesh.join(shard, meeting, timeout_s, listener))
 
     @property
     def shard(self) -> Shard:

@@ -1,6 +1,8 @@
 """Makes a worker's parts from its spec: the torch executor, the data plane, the control plane of its role."""
 
+import hashlib
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +14,7 @@ import torch
 from deltaserve.compute.collective.collective import ALONE, Collective, ProcessCollective
 from deltaserve.compute.collective.expert_group import ExpertMesh, Partners
 from deltaserve.compute.collective.nccl import NcclCollective
+from deltaserve.compute.collective.net_mesh import NetMeeting
 from deltaserve.compute.executor.runner import ExecutorSizes, TorchExecutor
 from deltaserve.compute.executor.warm_up import WarmUp, warm_up
 from deltaserve.compute.memory.cache_file import CacheFile
@@ -50,7 +53,7 @@ from deltaserve.process.worker.member_thread import ExpertMember, group_errors
 from deltaserve.process.worker.plane_on_demand import PlaneOnDemand
 from deltaserve.process.worker.rank_group import GroupExecutor, RankProcesses
 from deltaserve.process.worker.rank_process import RankParts, RankSeat
-from deltaserve.process.worker.rank_spec import meeting_point, rank_device
+from deltaserve.process.worker.rank_spec import MeetingPoint, NetPoint, rank_device
 from deltaserve.process.worker.tier_log import TierLog
 from deltaserve.process.worker.transports import open_transport
 from deltaserve.process.worker.worker_process import WorkerParts
@@ -77,7 +80,7 @@ def build_worker(
     path = Path(spec.model_path)
     names = CheckpointNames(model_fingerprint(path), tokenizer_fingerprint(path))
     shard = Shard(0, spec.tp_size)
-    collective = ALONE if ranks is None else _join(spec, shard, ranks.folder)
+    collective = ALONE if ranks is None else _join(spec, shard, ranks.meeting, ranks.listener)
     grammars = AnswerGrammars(lambda: read_vocabulary(Path(spec.model_path), spec.model_overrides))
     with group_errors():
         mesh = _join_group(spec)
@@ -106,7 +109,7 @@ def build_rank(
 ) -> RankParts:
     """A further rank of the worker: its part of the weights and of every page. Raises ConfigError."""
     model = _model_of(spec)
-    executor = _load(spec, model, Partners(_join(spec, seat.shard, seat.folder)), progress)
+    executor = _load(spec, model, Partners(_join(spec, seat.shard, seat.meeting)), progress)
     return RankParts(executor, lambda: _plane(spec, seat.boot, executor, seat.shard, staging_memory))
 
 
@@ -126,12 +129,29 @@ def _join_group(spec: WorkerSpec) -> ExpertMesh | None:
     return ExpertMesh.join(Shard(seat.member, seat.size), Path(seat.meeting_point), spec.step_stuck_after_s)
 
 
-def _join(spec: WorkerSpec, shard: Shard, folder: Path) -> Collective:
-    """The collective of the ranks; waits for all of them."""
-    device, limit_s = torch.device(rank_device(spec.device, shard)), spec.step_stuck_after_s
+def _join(spec: WorkerSpec, shard: Shard, meeting: MeetingPoint, listener: socket.socket | None = None) -> Collective:
+    """The collective of the ranks; waits for all of them. `listener`: rank 0's, where they are on several machines.
+
+    Raises ConfigError where these have other weights.
+    """
+    device, limit_s = torch.device(rank_device(spec, shard)), spec.step_stuck_after_s
+    if isinstance(meeting, NetPoint):
+        met = NetMeeting(meeting.host, meeting.port, meeting.own_host, meeting.key)
+        collective = ProcessCollective.join_over(shard, met, limit_s, listener)
+        _compare_weights(spec, collective)
+        return collective
     if device.type == "cuda":
-        return NcclCollective.join(shard, device, meeting_point(folder), limit_s)
-    return ProcessCollective.join(shard, meeting_point(folder), limit_s)
+        return NcclCollective.join(shard, device, meeting, limit_s)
+    return ProcessCollective.join(shard, meeting, limit_s)
+
+
+def _compare_weights(spec: WorkerSpec, collective: Collective) -> None:
+    """Ranks on several machines read folders of their own. Raises ConfigError."""
+    own = hashlib.sha256(model_fingerprint(Path(spec.model_path)).encode()).digest()
+    all_ranks = collective.all_gather(torch.frombuffer(bytearray(own), dtype=torch.uint8))
+    others = all_ranks.view(collective.shard.size, len(own))
+    if not bool((others == others[0]).all()):
+        raise ConfigError(f"{spec.model_path}: not the same weights on all machines of this worker")
 
 
 def _load(
@@ -142,7 +162,7 @@ def _load(
     grammars: AnswerGrammars | None = None,
 ) -> TorchExecutor:
     """`grammars`: for the rank that draws."""
-    path, device = Path(spec.model_path), rank_device(spec.device, partners.collective.shard)
+    path, device = Path(spec.model_path), rank_device(spec, partners.collective.shard)
     progress(f"loading {path.name} ({spec.dtype.value}) on {device}")
     sizes = ExecutorSizes(
         num_pages=spec.num_pages,

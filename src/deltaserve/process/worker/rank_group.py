@@ -1,42 +1,41 @@
-"""The other ranks of a worker, as rank 0 has them: child processes that start, end and compute together with it.
+"""The other ranks of a worker, as rank 0 has them: processes that start, end and compute together with it.
 
 A worker's ranks hold parts of one model and of every page, so none is of use without the others. Whatever ends one ends
 rank 0 at once, and that ends the others; the supervisor starts them all again.
 """
 
-import logging
-import selectors
-import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NoReturn
 
+from deltaserve.compute.collective.rank_listener import listen_for_ranks
 from deltaserve.control.sched.executor import Executor
 from deltaserve.control.sched.plan import ItemOutcome, PlanItem, StepPlan, StepResult, TokenOf, TokenValues
 from deltaserve.control.transfer.rank_chain import RankFailed, RankLogError
+from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Boot, RowId, StepIndex
 from deltaserve.core.tokens import pack_u32
-from deltaserve.process.children.child import Child, ChildSpec, Kind
-from deltaserve.process.children.child_events import Halted
-from deltaserve.process.children.exits import Exit, ProcessOver, end_process, how_it_ended, start_thread
-from deltaserve.process.children.log_file import OwnOutput
-from deltaserve.process.children.mailbox import Mailbox
-from deltaserve.process.children.notices import Progress, Ready, Refused, Welcome
+from deltaserve.process.children.exits import Exit, ProcessOver, end_process
 from deltaserve.process.children.private_folder import private_folder
 from deltaserve.process.links.rank_link import RankSockets
+from deltaserve.process.worker.first_node import FirstNode
 from deltaserve.process.worker.rank_log import RankChannel, decode_done_step, encode_plan
-from deltaserve.process.worker.rank_spec import RankSpec, steps_path, transfers_path, write_rank_spec
-from deltaserve.process.worker.worker_spec import WorkerSpec
+from deltaserve.process.worker.rank_spec import (
+    RankSpec,
+    RankWires,
+    meeting_point,
+    rank_security,
+    steps_url,
+    transfers_url,
+    write_rank_spec,
+)
+from deltaserve.process.worker.ranks_here import RanksHere
+from deltaserve.process.worker.worker_spec import RankNodes, WorkerSpec, ranks_here
 
-_log = logging.getLogger(__name__)
-
-_STDERR = 2
-_LOOK_S = 2.0
-"""How often it is looked whether a rank is stopped."""
 BLAME_S = 0.5
 """A rank that ends breaks the collectives of the others within moments. Those wait so long before they end of that, for
 whoever watches the processes to see and say which one was first."""
@@ -60,129 +59,81 @@ class RankProgram:
     """Ends this process: its configuration is wrong."""
 
 
-@dataclass(slots=True)
-class _Watched:
-    """A rank's process. `refusal`: what it said is wrong with its configuration."""
-
-    rank: int
-    child: Child
-    is_ready: bool = False
-    is_halted: bool = False
-    refusal: str | None = None
-
-
 class RankProcesses:
-    """Ranks 1 .. n - 1. Made in the main thread, which outlives them: the kernel ends them with it."""
+    """Ranks 1 .. n - 1: those of this machine, and through their nodes those of others."""
 
     def __init__(self, spec: WorkerSpec, boot: Boot, program: RankProgram) -> None:
-        """Starts them; they load beside this process. Raises ConfigError."""
+        """Waits for other machines, where there are any; then ranks start, and load beside this process. Raises
+        ConfigError."""
         self._program = program
-        self._limit_s = spec.step_stuck_after_s
-        self._sockets = RankSockets()
+        self._first = None if spec.nodes is None else FirstNode(spec, spec.nodes, program)
+        self.spec = spec if self._first is None else self._first.wait_joined()
+        """The worker, as all machines have room for it."""
+        self._sockets = RankSockets(rank_security(spec, boot))
         self._held = ExitStack()
-        self.folder: Path = self._held.enter_context(private_folder(spec.state_dir))
-        """Folder of this user alone, for what the ranks meet over."""
+        folder = self._held.enter_context(private_folder(spec.state_dir))
         ranks = range(1, spec.tp_size)
-        self.steps = [self._channel(steps_path(self.folder, rank)) for rank in ranks]
-        self.transfers = [self._channel(transfers_path(self.folder, rank)) for rank in ranks]
+        self.steps = [self._channel(steps_url(folder, rank), rank) for rank in ranks]
+        self.transfers = [self._channel(transfers_url(folder, rank), rank) for rank in ranks]
         """Links to ranks 1 .. n - 1: `steps` for the step thread, `transfers` for the transfer thread."""
-        self._all_ready = threading.Event()
-        self._asked_to_end: Mailbox[signal.Signals] = Mailbox()
-        self._is_ending = False
-        file = write_rank_spec(RankSpec(worker=spec, boot=boot), self.folder)
-        self._living = {rank: _Watched(rank, self._start(file, rank)) for rank in ranks}
-        self._watcher = start_thread("ranks", self._watch)
+        self.listener = None if spec.nodes is None else _listen(spec.nodes)
+        """Where the collective of ranks on several machines is met."""
+        asked = RankSpec(worker=self.spec, boot=boot, wires=self._wires())
+        self.meeting = meeting_point(asked, folder)
+        self._here_ready = threading.Event()
+        here = range(1, ranks_here(spec).stop)
+        self._here = RanksHere(program.argv, write_rank_spec(asked, folder), here, self) if here else None
+        if self._first is not None:
+            self._first.begin(asked)
 
-    def _channel(self, path: Path) -> RankChannel:
-        return RankChannel(self._sockets.bind(path), self._limit_s)
+    def _channel(self, url: str, rank: int) -> RankChannel:
+        nodes = self.spec.nodes
+        if nodes is not None and rank not in ranks_here(self.spec):
+            url = f"tcp://{nodes.own_host}:*"
+        return RankChannel(self._sockets.bind(url), self.spec.step_stuck_after_s)
 
-    def _start(self, file: Path, rank: int) -> Child:
-        argv = (*self._program.argv, str(file), str(rank))
-        spec = ChildSpec(f"rank {rank}", argv, Kind.PREFILL)  # of no meaning: these are never drained
-        try:
-            child = Child(spec, OwnOutput(_STDERR), Welcome(None, ()))
-        except OSError as error:
-            raise ProcessOver(Exit.FAILED, f"rank {rank}: cannot start {argv[0]}: {error.strerror}") from None
-        _log.info("rank %d: process %d", rank, child.pid)
-        return child
+    def _wires(self) -> RankWires:
+        return RankWires(
+            steps={rank: channel.url for rank, channel in enumerate(self.steps, 1)},
+            transfers={rank: channel.url for rank, channel in enumerate(self.transfers, 1)},
+            meeting=None if self.listener is None else self.listener.getsockname(),
+        )
 
     def wait_ready(self) -> None:
         """Wait until each rank has loaded its part and opened its transport. Whatever ends one meanwhile ends this
         process."""
-        self._all_ready.wait()
+        if self._here is not None:
+            self._here_ready.wait()
+        if self._first is not None:
+            self._first.all_ready.wait()
 
     def end(self) -> None:
-        """End them all: what they hold is of no use without this process."""
-        self._asked_to_end.put(signal.SIGKILL)
-        self._watcher.join()
+        """End them all: what they hold is of no use without this process. Those of other machines miss it."""
+        if self._here is not None:
+            self._here.end()
         self._held.close()
 
-    # ------------------------------------------------------------ watching
+    # ------------------------------------------------------------ what ranks here tell
 
-    def _watch(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            for watched in self._living.values():
-                selector.register(watched.child.pidfd, selectors.EVENT_READ, watched)
-                selector.register(watched.child.channel_fd, selectors.EVENT_READ, watched)
-            selector.register(self._asked_to_end.fileno(), selectors.EVENT_READ)
-            while self._living:
-                for key, _ in selector.select(_LOOK_S):
-                    self._on_event(key, selector)
-                for watched in self._living.values():
-                    self._see_halt(watched)
+    def says(self, rank: int, text: str) -> None:
+        self._program.progress(f"rank {rank}: {text}")
 
-    def _on_event(self, key: selectors.SelectorKey, selector: selectors.BaseSelector) -> None:
-        watched: _Watched | None = key.data
-        if watched is None:
-            self._kill_all()
-        elif key.fd == watched.child.pidfd:
-            selector.unregister(key.fd)
-            if not watched.child.is_mute:
-                selector.unregister(watched.child.channel_fd)
-            self._on_end(watched)
-        elif watched.rank in self._living:
-            self._hear(watched)
-            if watched.child.is_mute:
-                selector.unregister(key.fd)
+    def all_ready(self) -> None:
+        self._here_ready.set()
 
-    def _see_halt(self, watched: _Watched) -> None:
-        """A stopped rank holds up all others; it is told of and left alone, as a worker is."""
-        is_halted = watched.child.is_stopped()
-        if is_halted is not watched.is_halted:
-            watched.is_halted = is_halted
-            said = Halted(f"rank {watched.rank}", watched.child.pid) if is_halted else f"rank {watched.rank}: goes on"
-            _log.warning("%s", said)
+    def refused(self, rank: int, message: str) -> NoReturn:
+        self._program.refuse(f"rank {rank}: {message}")
 
-    def _kill_all(self) -> None:
-        for number in self._asked_to_end.take_all():
-            self._is_ending = True
-            for watched in self._living.values():
-                watched.child.signal(number)
+    def ended(self, rank: int, how: str) -> NoReturn:
+        end_process(Exit.RANK_ENDED, how)
 
-    def _hear(self, watched: _Watched) -> None:
-        for notice in watched.child.hear():
-            match notice:
-                case Progress(text):
-                    self._program.progress(f"rank {watched.rank}: {text}")
-                case Refused(message):
-                    watched.refusal = message
-                case Ready():
-                    watched.is_ready = True
-                case _:
-                    pass
-        if all(other.is_ready for other in self._living.values()):
-            self._all_ready.set()
 
-    def _on_end(self, watched: _Watched) -> None:
-        self._hear(watched)
-        pid = watched.child.pid
-        code = watched.child.reap()
-        if self._is_ending:
-            del self._living[watched.rank]
-            return
-        if watched.refusal is not None:
-            self._program.refuse(f"rank {watched.rank}: {watched.refusal}")
-        end_process(Exit.RANK_ENDED, f"rank {watched.rank} (process {pid}) ended with {how_it_ended(code)}")
+def _listen(nodes: RankNodes) -> socket.socket:
+    """Raises ConfigError."""
+    try:
+        return listen_for_ranks(nodes.own_host)
+    except OSError as error:
+        raise ConfigError(f"ranks cannot meet at {nodes.own_host}: {error.strerror or error}") from None
 
 
 class GroupExecutor:

@@ -27,6 +27,11 @@ class RankChannel:
         self._log = LogEnd()
 
     @property
+    def url(self) -> str:
+        """Where its other end finds it, if this one was there first."""
+        return self._socket.url
+
+    @property
     def num_unanswered(self) -> int:
         return self._log.num_unanswered
 

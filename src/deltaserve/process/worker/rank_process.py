@@ -1,4 +1,4 @@
-"""The life of a rank that is not rank 0: load a part of the model, then do what rank 0 says until it is gone.
+"""The life of a rank that is not rank 0: load a part of the model, then do what rank 0 says until its parent is gone.
 
 It decides nothing. Its step thread computes the plans of rank 0, its transfer thread performs the commands of rank 0's;
 both answer each entry of their log. It ends with rank 0 whatever ends that, and rank 0 with it.
@@ -29,7 +29,7 @@ from deltaserve.process.children.terminal import start_log
 from deltaserve.process.links.rank_link import RankSockets
 from deltaserve.process.worker.rank_group import compute_in_step
 from deltaserve.process.worker.rank_log import RankChannel, StepDone, decode_plan, encode_done_step
-from deltaserve.process.worker.rank_spec import read_rank_spec, steps_path, transfers_path
+from deltaserve.process.worker.rank_spec import MeetingPoint, meeting_point, rank_security, read_rank_spec
 from deltaserve.process.worker.worker_process import SWITCH_INTERVAL_S, end_refused
 from deltaserve.process.worker.worker_spec import WorkerSpec
 
@@ -43,8 +43,8 @@ class RankSeat:
     shard: Shard
     boot: Boot
     """Boot of rank 0."""
-    folder: Path
-    """Folder in which the ranks meet."""
+    meeting: MeetingPoint
+    """Where the ranks meet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +77,17 @@ def run_rank(argv: Sequence[str], build: BuildRank) -> NoReturn:
 
 def _follow(file: Path, rank: int, parent: Parent, build: BuildRank) -> None:
     asked = read_rank_spec(file)
-    spec, folder = asked.worker, file.parent
+    spec, wires = asked.worker, asked.wires
     start_log(f"{spec.name} rank {rank}", spec.log, parent.progress)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with telling_shortage():
-        parts = build(spec, RankSeat(Shard(rank, spec.tp_size), asked.boot, folder), parent.progress)
+        meeting = meeting_point(asked, file.parent)
+        parts = build(spec, RankSeat(Shard(rank, spec.tp_size), asked.boot, meeting), parent.progress)
     for number in stop_signals():  # rank 0 drains, and needs this one for it
         signal.signal(number, signal.SIG_IGN)
-    sockets = RankSockets()
-    steps = RankChannel(sockets.connect(steps_path(folder, rank)), spec.step_stuck_after_s)
-    transfers = RankChannel(sockets.connect(transfers_path(folder, rank)), spec.step_stuck_after_s)
+    sockets = RankSockets(rank_security(spec, asked.boot))
+    steps = RankChannel(sockets.connect(wires.steps[rank]), spec.step_stuck_after_s)
+    transfers = RankChannel(sockets.connect(wires.transfers[rank]), spec.step_stuck_after_s)
     keep_loaded()
     start_thread("step", lambda: follow_steps(parts.executor, steps))
     start_thread("transfer", lambda: _move(parts.open_plane, transfers, parent, spec.name))

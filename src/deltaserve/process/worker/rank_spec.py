@@ -1,5 +1,7 @@
-"""What a rank's process is told: one JSON file for all ranks of a worker, beside the sockets they meet over."""
+"""What a rank's process is told: one JSON file for all ranks of a machine, and where they meet."""
 
+import hashlib
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -7,15 +9,46 @@ import msgspec
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Boot
 from deltaserve.core.layout.shard import Shard
-from deltaserve.process.worker.worker_spec import WorkerSpec
+from deltaserve.process.links.security import LinkSecurity
+from deltaserve.process.worker.worker_spec import WorkerSpec, ranks_here, read_secret
+
+
+class RankWires(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the ranks of a start meet rank 0 and each other."""
+
+    steps: dict[int, str]
+    """Url at which rank 0's step thread listens for that of each other rank."""
+    transfers: dict[int, str]
+    """The same of the transfer threads."""
+    meeting: tuple[str, int] | None = None
+    """Address and port at which rank 0 is found by the collective of ranks on several machines; None: a file in the
+    folder is where they meet."""
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Written by rank 0, for ranks 1 .. worker.tp_size - 1."""
+    """Written by rank 0, or on another machine by its node, for the other ranks there."""
 
     worker: WorkerSpec
     boot: Boot
     """Boot of rank 0."""
+    wires: RankWires
+
+
+@dataclass(frozen=True, slots=True)
+class NetPoint:
+    """Where the ranks of a worker on several machines meet."""
+
+    host: str
+    """Address of rank 0's machine."""
+    port: int
+    own_host: str
+    """Address of this machine."""
+    key: bytes = field(repr=False)
+    """What only the ranks of this start have."""
+
+
+MeetingPoint = Path | NetPoint
+"""Where the collective of a worker's ranks finds its members: the beginning of paths, or a place on the network."""
 
 
 def write_rank_spec(spec: RankSpec, folder: Path) -> Path:
@@ -33,22 +66,38 @@ def read_rank_spec(path: Path) -> RankSpec:
         raise ConfigError(f"ranks of a worker: {path}: {error}") from None
 
 
-def steps_path(folder: Path, rank: int) -> Path:
-    """Where rank 0's step thread listens for that of `rank`."""
-    return folder / f"steps-{rank}"
+def steps_url(folder: Path, rank: int) -> str:
+    """Where rank 0's step thread listens for that of `rank`, on the same machine."""
+    return f"ipc://{folder / f'steps-{rank}'}"
 
 
-def transfers_path(folder: Path, rank: int) -> Path:
-    """Where rank 0's transfer thread listens for that of `rank`."""
-    return folder / f"transfers-{rank}"
+def transfers_url(folder: Path, rank: int) -> str:
+    """Where rank 0's transfer thread listens for that of `rank`, on the same machine."""
+    return f"ipc://{folder / f'transfers-{rank}'}"
 
 
-def meeting_point(folder: Path) -> Path:
-    """The file over which the ranks' collective finds its members."""
-    return folder / "collective"
+def start_key(spec: WorkerSpec, boot: Boot) -> bytes:
+    """A key that only ranks of this start of the worker derive: [32] bytes. One that outlived a former rank 0 has
+    another, and is nobody here. Raises ConfigError."""
+    of_start = b"deltaserve ranks" + boot.to_bytes(8, "little") + spec.name.encode()
+    return hashlib.blake2b(of_start, key=hashlib.sha256(read_secret(spec)).digest(), digest_size=32).digest()
 
 
-def rank_device(device: str, shard: Shard) -> str:
-    """`device` is rank 0's; each further rank has the next GPU: no two ranks of a worker may have one (NCCL)."""
-    kind, _, number = device.partition(":")
-    return device if kind != "cuda" else f"cuda:{int(number or 0) + shard.rank}"
+def rank_security(spec: WorkerSpec, boot: Boot) -> LinkSecurity | None:
+    """What both ends of a link between ranks on several machines must hold; None where all are on one."""
+    return None if spec.nodes is None else LinkSecurity.from_cluster_key(start_key(spec, boot))
+
+
+def meeting_point(spec: RankSpec, folder: Path) -> MeetingPoint:
+    """Where the ranks' collective finds its members. Raises ConfigError."""
+    nodes, meeting = spec.worker.nodes, spec.wires.meeting
+    if nodes is None or meeting is None:
+        return folder / "collective"
+    return NetPoint(*meeting, nodes.own_host, start_key(spec.worker, spec.boot))
+
+
+def rank_device(spec: WorkerSpec, shard: Shard) -> str:
+    """The device of a rank of this machine: that of the spec is its first rank's, each further one has the next GPU. No
+    two ranks of a worker may have one (NCCL)."""
+    kind, _, number = spec.device.partition(":")
+    return spec.device if kind != "cuda" else f"cuda:{int(number or 0) + shard.rank - ranks_here(spec).start}"

@@ -106,6 +106,7 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tup
     program = RankProgram(rank_argv, progress, lambda message: end_refused(message, parent))
     with telling_shortage():
         ranks = RankProcesses(spec, boot, program) if spec.tp_size > 1 else None
+        spec = spec if ranks is None else ranks.spec
         parts = build(spec, boot, progress, ranks)
         links = Links(security)
         port = _listen(links, spec, parent)

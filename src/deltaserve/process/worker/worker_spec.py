@@ -29,6 +29,19 @@ class ExpertSeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A path that all of them have, in a folder of this user alone."""
 
 
+class RankNodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Machines that share out the ranks of a worker, equally many on each, in order."""
+
+    size: int
+    node: int
+    """This machine, 0 .. size - 1. Rank 0 is on that of node 0."""
+    host: str
+    port: int
+    """Where the others find node 0."""
+    own_host: str
+    """IPv4 address of this machine at which its ranks meet those of the others."""
+
+
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One worker. Written by the command line, which resolved and checked every value."""
 
@@ -37,7 +50,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     role: Role
     model_path: str
     device: str
-    """`cpu` or `cuda:N`, of rank 0; each further rank has the next GPU."""
+    """`cpu` or `cuda:N`, of the first rank here; each further rank has the next GPU."""
     dtype: DType
     """Type of weights and activations."""
     quantization: Quantization = "none"
@@ -88,6 +101,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """When one step takes so long the worker ends itself."""
     tp_size: int = 1
     """Ranks: processes that hold the model and every page together."""
+    nodes: RankNodes | None = None
+    """Machines that they are on; None: all are on this one."""
     ep_size: int | None = None
     """Groups of ranks that hold their experts whole: see ExpertPlacement."""
     expert_seat: ExpertSeat | None = None
@@ -120,6 +135,15 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         ):
             if value not in words:
                 raise ValueError(f"{name} {value[:80]!r}: must be {', '.join(words)}")
+
+
+def ranks_here(spec: WorkerSpec) -> range:
+    """Ranks of the worker that are on this machine."""
+    nodes = spec.nodes
+    if nodes is None:
+        return range(spec.tp_size)
+    count = spec.tp_size // nodes.size
+    return range(nodes.node * count, (nodes.node + 1) * count)
 
 
 def transport_options(spec: WorkerSpec) -> TransportOptions:

@@ -184,9 +184,8 @@ _IDLE = {
         "prefill-context-parallel-size=1 decode-context-parallel-size=1 pcp=1 dcp=1 cp-size=1 "
         "cp-kv-cache-interleave-size= dcp-kv-cache-interleave-size= dcp-comm-backend="
     ),
-    _MACHINES: "nnodes=1 node-rank=0",
-    "the ranks of a worker are on one machine and find each other": (
-        "dist-init-addr= nccl-init-addr= nccl-port= dist-timeout= distributed-executor-backend=mp|uni|auto "
+    "the ranks of a worker find each other": (
+        "nccl-init-addr= nccl-port= dist-timeout= distributed-executor-backend=mp|uni|auto "
         "master-addr= master-port= data-parallel-address= data-parallel-rpc-port= data-parallel-backend=mp "
         "ray-workers-use-nsight dpp= disable-nccl-for-dp-synchronization worker-cls=auto"
     ),
