@@ -55,7 +55,7 @@ from deltaserve.sim.met import met_by_clients, met_by_front, met_by_group, met_b
 from deltaserve.sim.oracle import FIRST_REVISION
 from deltaserve.sim.process import Pace, SimFront, SimProcess, SimWorker
 from deltaserve.sim.progress import LivenessWatch
-from deltaserve.sim.rollout import NEXT_REVISION, Rollout, check_apart
+from deltaserve.sim.rollout import NEXT_REVISION, Apart, Rollout
 from deltaserve.sim.situations import Situation
 from deltaserve.sim.trace import Trace
 from deltaserve.sim.watch import Watch, page_moves
@@ -198,8 +198,6 @@ class Run:
         new = knobs.shape.next_roles()
         old = [name for name, role in self._roles.items() if name not in new and role is not Role.UNIFIED]
         self._rollout = Rollout(self, self._membership, old, new, Chance(seed, "steps of the rollout"))
-        if isinstance(self.world, FaultyWorld) and new:
-            self.world.check = lambda src, dst: check_apart(self._rollout, self._roles, src, dst)
         self._load = Chance(seed, "load")
         self._progress: LivenessWatch | None = None
         if knobs.sick is not None:
@@ -212,6 +210,8 @@ class Run:
         self._misfit_rate = knobs.misfits
         self._misfits: set[PeerName] = set()
         """Workers that run with another model."""
+        if isinstance(self.world, FaultyWorld) and new:
+            self.world.check = Apart(self._rollout, self._roles, self._misfits).check
         self._shared_since: dict[Room, float] = {}
         """When each room began to be on two workers."""
         self._unregistered = set(self._roles) - self._rollout.awaited if knobs.late_starts else set()

@@ -4,7 +4,7 @@ The order is drawn; nobody leaves whom some front cannot do without. No request 
 meet (I34).
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import Enum
 
 from deltaserve.control.front.events import WorkerUp
@@ -105,7 +105,23 @@ class Rollout:
             front.register(WorkerUp(self._cast.member(name)))
 
 
-def check_apart(rollout: Rollout, workers: Iterable[PeerName], src: PeerName, dst: PeerName) -> None:
+class Apart:
     """I34: workers of two revisions say nothing to each other: nobody has told one of the other."""
-    if {src, dst} <= set(workers) and rollout.are_apart(src, dst):
-        raise IntegrityError(f"I34: {src} speaks to {dst}, which is of another revision")
+
+    def __init__(self, rollout: Rollout, workers: Collection[PeerName], misfits: Collection[PeerName]) -> None:
+        """`misfits`: those that run with another model now, a third one: two of them are of one revision."""
+        self._rollout = rollout
+        self._workers = workers
+        self._misfits = misfits
+        self._fellows: set[frozenset[PeerName]] = set()
+        """Pairs that were of one revision once: what each knows of the other may outlast that."""
+
+    def check(self, src: PeerName, dst: PeerName) -> None:
+        """Asked of each frame that is sent."""
+        if src not in self._workers or dst not in self._workers or not self._rollout.are_apart(src, dst):
+            return
+        pair = frozenset({src, dst})
+        if pair.issubset(self._misfits):
+            self._fellows.add(pair)
+        if pair not in self._fellows:
+            raise IntegrityError(f"I34: {src} speaks to {dst}, which is of another revision")
