@@ -551,7 +551,7 @@ def worker_child(spec: WorkerSpec, folder: Path) -> ChildSpec:
     write_spec(msgspec.structs.replace(spec, transport_folder=str(folder.resolve())), path)
     kind = Kind.PREFILL if spec.role is Role.PREFILL else Kind.DECODE
     argv = (sys.executable, "-m", "deltaserve.process.worker.worker", str(path))
-    group = None if spec.expert_seat is None else spec.expert_seat.meeting_point
+    group = None if spec.expert_seat is None else spec.expert_seat.meeting_point or None
     may_be_forked = spec.device == "cpu"
     return ChildSpec(spec.name, argv, kind, worker_environment(spec), (path,), group, may_be_forked)
 

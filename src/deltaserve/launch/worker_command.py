@@ -21,7 +21,14 @@ from deltaserve.process.children.child_events import ChildStarts
 from deltaserve.process.children.interrupts import hold_for_successor
 from deltaserve.process.children.terminal import Say, say, say_in_json
 from deltaserve.process.front.secrets import NO_CLUSTER_KEY, read_cluster_key
-from deltaserve.process.worker.worker_spec import RankNodes, WorkerSpec, encode_spec, ranks_here, worker_environment
+from deltaserve.process.worker.worker_spec import (
+    ExpertSeat,
+    RankNodes,
+    WorkerSpec,
+    encode_spec,
+    ranks_here,
+    worker_environment,
+)
 from deltaserve.settings.config import FRONTS, Settings
 from deltaserve.settings.flags.options import read_options
 from deltaserve.settings.host_and_port import is_loopback
@@ -36,7 +43,7 @@ _LOOPBACK = "127.0.0.0/8"
 def run_worker_command(settings: Settings, role: Role) -> int:
     """Become the worker: returns only where that fails. Raises ConfigError."""
     prepared = prepare_worker(settings, role)
-    is_further = settings.parallelism.node_rank > 0
+    is_further = settings.parallelism.node_rank > 0 and settings.parallelism.dp_size == 1
     if not is_further:
         require_link_port(settings)
     require_files()
@@ -87,6 +94,7 @@ class PreparedWorker:
             transport_devices=self.data.devices,
             transport_host=self.data.host,
             nodes=rank_nodes(settings, interface_addresses()),
+            expert_seat=expert_seat(settings, interface_addresses()),
         )
 
     def tell(self, settings: Settings, tell: Say) -> None:
@@ -114,8 +122,8 @@ def prepare_worker(settings: Settings, role: Role) -> PreparedWorker:
     secret_path = Path(settings.security.cluster_key_file).resolve()
     read_cluster_key(secret_path)
     checkpoint = open_checkpoint(settings)
-    model = divided(settings, checkpoint, role)
-    facts = machine_facts(settings, num_workers_here(settings) * model.tp_size // settings.parallelism.nnodes)
+    model = divided(_as_serve_says(settings, role), checkpoint, role)
+    facts = machine_facts(settings, num_workers_here(settings) * model.tp_size // _num_nodes(settings))
     if facts.device == "cuda":  # of which CUDA_VISIBLE_DEVICES gives each rank its own
         facts = dataclasses.replace(facts, num_ranks=facts.num_devices)
     resolved = resolve(settings, model, facts)
@@ -124,8 +132,22 @@ def prepare_worker(settings: Settings, role: Role) -> PreparedWorker:
     return PreparedWorker(checkpoint, resolved, secret_path, data)
 
 
+def _as_serve_says(settings: Settings, role: Role) -> Settings:
+    """The settings by which `serve` would start such workers: it names the sizes of groups by role."""
+    asked = settings.parallelism
+    sizes = (asked.dp_size, 1) if role is Role.PREFILL else (1, asked.dp_size)
+    parallelism = asked.model_copy(update=dict(zip(("prefill_dp_size", "dp_size"), sizes, strict=True)))
+    return settings.model_copy(update={"parallelism": parallelism})
+
+
+def _num_nodes(settings: Settings) -> int:
+    """Machines that share out the ranks of one worker."""
+    return settings.parallelism.nnodes if settings.parallelism.dp_size == 1 else 1
+
+
 def num_workers_here(settings: Settings) -> int:
-    """How many share cores and memory: one that only this machine can reach has its peer here too, and its nodes."""
+    """How many share cores and memory: one that only this machine can reach has its peer here too, and its nodes or the
+    other members of its group."""
     nodes, address = settings.parallelism.nnodes, settings.parallelism.dist_init_addr
     if nodes > 1 and address is not None:
         return 2 * nodes if is_loopback(address.rpartition(":")[0]) else 1
@@ -165,6 +187,17 @@ def trusted_network(settings: Settings) -> str:
 
 def rank_nodes(settings: Settings, addresses: Mapping[str, Sequence[str]]) -> RankNodes | None:
     """The machines that share out the worker's ranks; None: they are all on this one. Raises ConfigError."""
+    return None if settings.parallelism.dp_size > 1 else _nodes(settings, addresses)
+
+
+def expert_seat(settings: Settings, addresses: Mapping[str, Sequence[str]]) -> ExpertSeat | None:
+    """The worker's place in an expert group, whose members meet over the network; None: it is in none. Raises
+    ConfigError."""
+    size, nodes = settings.parallelism.dp_size, _nodes(settings, addresses)
+    return None if size == 1 or nodes is None else ExpertSeat(member=nodes.node, size=size, nodes=nodes)
+
+
+def _nodes(settings: Settings, addresses: Mapping[str, Sequence[str]]) -> RankNodes | None:
     asked = settings.parallelism
     if asked.nnodes == 1 or asked.dist_init_addr is None:
         return None

@@ -590,8 +590,8 @@ class ParallelSettings(Group):
 
     nnodes: Ranks = option(
         1,
-        "machines that share out the ranks of this worker (--tp-size), equally many on each; the command runs on each "
-        "of them, with one --dist-init-addr",
+        "machines that share out the ranks of this worker (--tp-size), equally many on each, or the members of its "
+        "group (--dp-size), one on each; the command runs on each of them, with one --dist-init-addr",
         commands=WORKERS_ANYWHERE,
         use="rare",
     )

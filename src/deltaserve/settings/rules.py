@@ -121,7 +121,7 @@ def _nodes(settings: Settings, command: str) -> Iterator[str]:
             "`deltaserve prefill` or `decode` on each of them"
         )
         return
-    if asked.tp_size % count:
+    if asked.dp_size == 1 and asked.tp_size % count:
         yield f"{flag}: --tp-size {asked.tp_size} ranks cannot be shared out equally over so many machines"
     if address is None:
         yield f"{flag}: add --dist-init-addr HOST:PORT, where the machine of --node-rank 0 waits for the others"
@@ -135,15 +135,14 @@ def _nodes(settings: Settings, command: str) -> Iterator[str]:
             f"--dist-init-addr {address}: what ranks add up carries no authentication; name their network with "
             "--trusted-data-network"
         )
-    if asked.node_rank and settings.network.http is not None:
+    if asked.node_rank and asked.dp_size == 1 and settings.network.http is not None:
         yield f"--http {settings.network.http}: requests are taken at the machine of --node-rank 0; leave it out here"
 
 
 def _expert_group(settings: Settings, command: str) -> Iterator[str]:
     asked = settings.parallelism
-    if command in WORKER_COMMANDS and (asked.dp_size > 1 or asked.enable_dp_attention):
-        shown = f"--dp-size {asked.dp_size}" if asked.dp_size > 1 else "--enable-dp-attention"
-        yield f"{shown}: `deltaserve serve` starts a group of decode workers; `deltaserve {command}` is one worker"
+    if command in WORKER_COMMANDS:
+        yield from _member(settings, command)
         return
     if asked.enable_dp_attention and asked.dp_size == asked.prefill_dp_size == 1:
         yield "--enable-dp-attention: add --dp-size N, how many decode workers share the experts"
@@ -164,6 +163,24 @@ def _expert_group(settings: Settings, command: str) -> Iterator[str]:
             yield f"{flag}: each of these workers has all heads on one rank, not {ranks}; add --{role}-tp-size 1"
         if count * size > MAX_WORKERS:
             yield f"{flag} with --{role} {count}: more than {MAX_WORKERS} workers"
+
+
+def _member(settings: Settings, command: str) -> Iterator[str]:
+    """A worker on its own may be a member of a group whose others are elsewhere."""
+    asked = settings.parallelism
+    if asked.dp_size == 1 and not asked.enable_dp_attention:
+        return
+    flag = f"--dp-size {asked.dp_size}" if asked.dp_size > 1 else "--enable-dp-attention"
+    if asked.dp_size == 1 or asked.nnodes != asked.dp_size:
+        size = asked.dp_size if asked.dp_size > 1 else "N"
+        yield (
+            f"{flag}: `deltaserve serve` starts a group of decode workers; `deltaserve {command}` is a member: "
+            f"add --dp-size {size} --nnodes {size}, its --node-rank, and --dist-init-addr; leave --tp-size out"
+        )
+    elif not asked.enable_dp_attention:
+        yield f"{flag}: add --enable-dp-attention, or leave it out"
+    elif asked.tp_size > 1:
+        yield f"{flag}: each of these workers has all heads on one rank, not {asked.tp_size}; leave --tp-size out"
 
 
 def _speculation(settings: Settings, command: str) -> Iterator[str]:

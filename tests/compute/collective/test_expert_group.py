@@ -12,12 +12,25 @@ from torch import Tensor
 
 from deltaserve.compute.collective.collective_error import CollectiveError
 from deltaserve.compute.collective.expert_group import ExpertMesh
+from deltaserve.compute.collective.net_experts import NetExpertMesh
+from deltaserve.compute.collective.net_mesh import NetMeeting
 from deltaserve.compute.collective.rank_mesh import SLOT_BYTES
 from deltaserve.core.layout.shard import Shard
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
+
+Mesh = ExpertMesh | NetExpertMesh
+Kind = type[ExpertMesh] | type[NetExpertMesh]
 
 
-def together(meshes: Sequence[ExpertMesh], work: Callable[[ExpertMesh], object]) -> list[object]:
+@pytest.fixture(params=[ExpertMesh, NetExpertMesh])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Over memory that all have mapped, or over TCP."""
+    found: Kind = request.param
+    return found
+
+
+def together(meshes: Sequence[Mesh], work: Callable[[Mesh], object]) -> list[object]:
     with ThreadPoolExecutor(len(meshes)) as threads:
         return list(threads.map(work, meshes))
 
@@ -36,8 +49,8 @@ SIZES = {
 
 
 @pytest.mark.parametrize("rows", SIZES.values(), ids=SIZES)
-def test_every_row_arrives(rows: list[list[int]]) -> None:
-    def work(mesh: ExpertMesh) -> bool:
+def test_every_row_arrives(kind: Kind, rows: list[list[int]]) -> None:
+    def work(mesh: Mesh) -> bool:
         me = mesh.member.rank
         for _ in range(3):
             found = mesh.all_to_all([part(me, target, count, 33) for target, count in enumerate(rows[me])])
@@ -46,7 +59,7 @@ def test_every_row_arrives(rows: list[list[int]]) -> None:
         return True
 
     assert max(map(sum, SIZES["large"])) * 66 > 5 * SLOT_BYTES
-    assert together(ExpertMesh.group(3, PATIENCE_S), work) == [True] * 3
+    assert together(kind.group(3, PATIENCE_S), work) == [True] * 3
 
 
 def test_processes_meet_where_a_former_group_has_met(tmp_path: Path) -> None:
@@ -61,8 +74,23 @@ def test_processes_meet_where_a_former_group_has_met(tmp_path: Path) -> None:
         gc.collect()  # the sockets of that group are closed
 
 
-def test_a_member_sees_that_a_round_has_begun() -> None:
-    first, second = ExpertMesh.group(2, PATIENCE_S)
+def test_members_on_several_machines_meet() -> None:
+    key, port = b"k" * 32, free_port()
+
+    def work(rank: int) -> list[Tensor]:
+        meeting = NetMeeting("127.0.0.1", port, "127.0.0.1", key)
+        mesh = NetExpertMesh.join(Shard(rank, 3), meeting, PATIENCE_S)
+        return mesh.all_to_all([part(rank, target, 2, 4) for target in range(3)])
+
+    for _ in range(2):
+        with ThreadPoolExecutor(3) as threads:
+            for rank, found in enumerate(threads.map(work, range(3))):
+                assert all(torch.equal(got, part(source, rank, 2, 4)) for source, got in enumerate(found))
+        gc.collect()  # the sockets of that group are closed
+
+
+def test_a_member_sees_that_a_round_has_begun(kind: Kind) -> None:
+    first, second = kind.group(2, PATIENCE_S)
     assert not second.has_begun()
     with ThreadPoolExecutor(1) as thread:
         going_on = thread.submit(first.all_to_all, [part(0, target, 2, 4) for target in range(2)])
@@ -73,9 +101,9 @@ def test_a_member_sees_that_a_round_has_begun() -> None:
     assert not second.has_begun()
 
 
-def test_members_end_when_all_are_done() -> None:
+def test_members_end_when_all_are_done(kind: Kind) -> None:
     """Until then one that is done takes part in what the others compute."""
-    first, second = ExpertMesh.group(2, PATIENCE_S)
+    first, second = kind.group(2, PATIENCE_S)
     first.say_done()
     assert not second.has_begun()
     assert not first.is_over
@@ -90,8 +118,8 @@ def test_members_end_when_all_are_done() -> None:
     assert not first.has_begun()
 
 
-def test_one_that_is_done_in_the_middle_of_an_exchange() -> None:
-    first, second = ExpertMesh.group(2, PATIENCE_S)
+def test_one_that_is_done_in_the_middle_of_an_exchange(kind: Kind) -> None:
+    first, second = kind.group(2, PATIENCE_S)
     first.say_done()
     rows = [part(0, target, 2, 4) for target in range(2)]
     together((first, second), lambda mesh: mesh.all_to_all(rows))
@@ -101,9 +129,9 @@ def test_one_that_is_done_in_the_middle_of_an_exchange() -> None:
 
 
 @pytest.mark.parametrize("is_done", [False, True])
-def test_one_that_ends_is_missed_at_once(is_done: bool) -> None:
+def test_one_that_ends_is_missed_at_once(kind: Kind, is_done: bool) -> None:
     """One that is done still holds experts."""
-    first, second, third = ExpertMesh.group(3, PATIENCE_S)
+    first, second, third = kind.group(3, PATIENCE_S)
     if is_done:
         third.say_done()
     del third
@@ -115,8 +143,8 @@ def test_one_that_ends_is_missed_at_once(is_done: bool) -> None:
             mesh.all_to_all([part(0, target, 2, 4) for target in range(3)])
 
 
-def test_one_that_does_not_come_is_not_waited_for_for_ever() -> None:
-    first, second = ExpertMesh.group(2, 0.2)
+def test_one_that_does_not_come_is_not_waited_for_for_ever(kind: Kind) -> None:
+    first, second = kind.group(2, 0.2)
     with pytest.raises(CollectiveError, match="member 1 of the expert group did not come in time"):
         first.all_to_all([part(0, target, 2, 4) for target in range(2)])
     with pytest.raises(CollectiveError, match="not all of them met within 0"):
@@ -124,13 +152,13 @@ def test_one_that_does_not_come_is_not_waited_for_for_ever() -> None:
     assert second.member == Shard(1, 2)
 
 
-def test_members_that_compute_other_layers_are_found_out() -> None:
-    first, second = ExpertMesh.group(2, PATIENCE_S)
+def test_members_that_compute_other_layers_are_found_out(kind: Kind) -> None:
+    first, second = kind.group(2, PATIENCE_S)
     rows = [part(0, target, 2, 4) for target in range(2)]
     together((first, second), lambda mesh: mesh.all_to_all(rows))
     second._number += 1
 
-    def work(mesh: ExpertMesh) -> str:
+    def work(mesh: Mesh) -> str:
         try:
             mesh.all_to_all(rows)
         except CollectiveError as error:
@@ -141,8 +169,8 @@ def test_members_that_compute_other_layers_are_found_out() -> None:
         assert said == f"member {of_peer} of the expert group does not compute the same layers"
 
 
-def test_members_that_load_are_waited_for_longer_than_a_step() -> None:
-    first, second = ExpertMesh.group(2, 0.2)
+def test_members_that_load_are_waited_for_longer_than_a_step(kind: Kind) -> None:
+    first, second = kind.group(2, 0.2)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(first.wait_for_all)
         time.sleep(0.5)

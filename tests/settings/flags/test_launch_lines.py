@@ -123,6 +123,8 @@ REFUSED = [
     ("prefill", ["--dist-init-addr", "10.0.0.1:5000", "--nnodes", "2", "--tp-size", "2"], "--trusted-data-network"),
     ("prefill", ["--dist-init-addr", "localhost:70000", "--nnodes", "2", "--tp-size", "2"], "at most 65535"),
     ("prefill", ["--node-rank", "1"], "the machines of a worker are 0 to 0"),
+    ("decode", ["--dp-size", "2", "--enable-dp-attention"], "add --dp-size 2 --nnodes 2, its --node-rank"),
+    ("decode", ["--dp-size", "2", "--nnodes", "2", "--dist-init-addr", "localhost:1"], "add --enable-dp-attention"),
     ("decode", ["--base-gpu-id", "1"], "CUDA_VISIBLE_DEVICES"),
     ("prefill", ["--quantization", "fp8"], "leave it out"),
     ("decode", ["--enable-hierarchical-cache"], "--cache-dir-mib"),

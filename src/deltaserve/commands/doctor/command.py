@@ -16,7 +16,7 @@ from deltaserve.launch.lacking import lacking
 from deltaserve.launch.net_devices import interface_addresses
 from deltaserve.launch.router import prepare_router
 from deltaserve.launch.serve import describe, describe_staging
-from deltaserve.launch.worker_command import prepare_worker, rank_nodes
+from deltaserve.launch.worker_command import expert_seat, prepare_worker, rank_nodes
 from deltaserve.process.front.front_spec import FrontWorker
 from deltaserve.process.front.secrets import read_cluster_key
 from deltaserve.process.front.worker_sources import look_up, read_list, words_of
@@ -55,6 +55,10 @@ def _check_worker(role: Role, settings: Settings) -> Iterator[Line]:
         yield _check_links_listener(settings, security)
     if nodes is not None:
         yield _check_nodes(nodes, security)
+    seat = expert_seat(settings, interface_addresses())
+    if seat is not None and seat.nodes is not None and seat.member == 0:
+        purpose = f"{seat.size - 1} other member{'s' * (seat.size > 2)} of its expert group"
+        yield check_listener(seat.nodes.own_host, seat.nodes.port, purpose)
     yield Line(
         Level.OK,
         "listener",

@@ -62,7 +62,7 @@ class ExpertMesh:
         limit_waits(others, timeout_s)
         self._limit_s = timeout_s
         self._member = member
-        self._others = dict(zip(_but(member), others, strict=True))
+        self._others = dict(zip(others_of(member), others, strict=True))
         self._memory = memory
         self._number = 0
         self._done: set[int] = set()
@@ -86,7 +86,7 @@ class ExpertMesh:
             for other in range(one):
                 ends[one, other], ends[other, one] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         members = [Shard(rank, size) for rank in range(size)]
-        return tuple(cls(m, [ends[m.rank, other] for other in _but(m)], memory, timeout_s) for m in members)
+        return tuple(cls(m, [ends[m.rank, other] for other in others_of(m)], memory, timeout_s) for m in members)
 
     @property
     def member(self) -> Shard:
@@ -134,7 +134,7 @@ class ExpertMesh:
                 self._take_done(rank, other)
                 continue
             if not message and not self.is_over:
-                raise _gone(rank)
+                raise gone(rank)
             return bool(message)
 
     def _take_done(self, rank: int, other: socket.socket) -> None:
@@ -145,7 +145,7 @@ class ExpertMesh:
         """See ExpertGroup. What a member sends itself is not copied."""
         me = self._member.rank
         own, (_, *shape) = parts[me], parts[me].shape
-        sent = [torch.empty(0, dtype=torch.uint8) if rank == me else _bytes(part) for rank, part in enumerate(parts)]
+        sent = [torch.empty(0, dtype=torch.uint8) if rank == me else bytes_of(part) for rank, part in enumerate(parts)]
         found = self._carry(torch.cat(sent), [len(part) for part in sent])
         device, dtype = own.device, own.dtype
         return [own if rank == me else part.view(dtype).view(-1, *shape).to(device) for rank, part in enumerate(found)]
@@ -182,32 +182,32 @@ class ExpertMesh:
         try:
             other.send(message)
         except BlockingIOError:
-            raise _late(rank) from None
+            raise late(rank) from None
         except OSError:
-            raise _gone(rank) from None
+            raise gone(rank) from None
 
     def _hear(self, rank: int, other: socket.socket, length: int) -> list[int]:
         try:
             while (message := other.recv(length)) == _DONE:
                 self._done.add(rank)
         except BlockingIOError:
-            raise _late(rank) from None
+            raise late(rank) from None
         except OSError:
             message = b""
         if not message:
-            raise _gone(rank)
+            raise gone(rank)
         number, *lens = (int.from_bytes(message[at : at + _WORD], "little") for at in range(0, len(message), _WORD))
         if len(message) != length or number != self._number:
-            raise CollectiveError(f"member {rank} of the expert group does not compute the same layers")
+            raise disagrees(rank)
         return lens
 
 
-def _but(member: Shard) -> list[int]:
+def others_of(member: Shard) -> list[int]:
     """Ranks of the other members."""
     return [rank for rank in range(member.size) if rank != member.rank]
 
 
-def _bytes(part: Tensor) -> Tensor:
+def bytes_of(part: Tensor) -> Tensor:
     """The part's bytes on the CPU: [any] uint8."""
     return part.cpu().contiguous().view(-1).view(torch.uint8)
 
@@ -219,9 +219,13 @@ def _copy_part(slot: Tensor, start: int, begin: int, target: Tensor) -> None:
         target[first - begin : end - begin] = slot[first - start : end - start]
 
 
-def _gone(rank: int) -> CollectiveError:
+def gone(rank: int) -> CollectiveError:
     return CollectiveError(f"member {rank} of the expert group has ended")
 
 
-def _late(rank: int) -> CollectiveError:
+def late(rank: int) -> CollectiveError:
     return CollectiveError(f"member {rank} of the expert group did not come in time")
+
+
+def disagrees(rank: int) -> CollectiveError:
+    return CollectiveError(f"member {rank} of the expert group does not compute the same layers")

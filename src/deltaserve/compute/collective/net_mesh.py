@@ -70,8 +70,6 @@ class NetMesh:
         self._number = 0
         self._memory = torch.empty((NUM_TURNS, shard.size, SLOT_BYTES), dtype=torch.uint8)
         self._slots = [[memoryview(slot.numpy()) for slot in turn] for turn in self._memory]
-        for other in self._others.values():
-            _set_options(other)
         self._close = weakref.finalize(self, close_all, list(self._others.values()))
 
     @classmethod
@@ -81,25 +79,7 @@ class NetMesh:
         """Returns when all ranks are there. `timeout_s`: of this and of every exchange. `listener`: where this rank
         listens (see rank_listener.py), closed in any case; None: it opens one, and that of rank 0 is where the meeting
         says. Raises CollectiveError, which names the ranks that were missing."""
-        deadline = time.monotonic() + timeout_s
-        with ExitStack() as on_error:
-            try:
-                if listener is None:
-                    listener = listen_at((meeting.host, meeting.port) if shard.rank == 0 else (meeting.own_host, 0))
-                with listener:
-                    identity = RankIdentity(shard, listener.getsockname(), meeting.key)
-                    admission = RankAdmission(identity, listener, deadline)
-                    on_error.callback(lambda: close_all(admission.met.values()))
-                    if shard.rank == 0:
-                        _gather(admission, identity, deadline)
-                    else:
-                        _find(admission, identity, (meeting.host, meeting.port), deadline)
-            except OSError as error:
-                why = error.strerror or str(error)
-                raise CollectiveError(f"ranks: not all of them met within {timeout_s:g} s: {why}") from None
-            mesh = cls(shard, admission.met, timeout_s)
-            on_error.pop_all()
-        return mesh
+        return cls(shard, meet_over(shard, meeting, timeout_s, listener), timeout_s)
 
     def limit(self, timeout_s: float) -> None:
         """Limit every exchange."""
@@ -206,6 +186,32 @@ def _rest(buffers: list[memoryview], num_bytes: int) -> list[memoryview]:
 # ---------------------------------------------------------------- the meeting
 
 
+def meet_over(
+    shard: Shard, meeting: NetMeeting, timeout_s: float, listener: socket.socket | None = None
+) -> dict[int, socket.socket]:
+    """Connections to all others, by rank: see NetMesh.join. Raises CollectiveError."""
+    deadline = time.monotonic() + timeout_s
+    with ExitStack() as on_error:
+        try:
+            if listener is None:
+                listener = listen_at((meeting.host, meeting.port) if shard.rank == 0 else (meeting.own_host, 0))
+            with listener:
+                identity = RankIdentity(shard, listener.getsockname(), meeting.key)
+                admission = RankAdmission(identity, listener, deadline)
+                on_error.callback(lambda: close_all(admission.met.values()))
+                if shard.rank == 0:
+                    _gather(admission, identity, deadline)
+                else:
+                    _find(admission, identity, (meeting.host, meeting.port), deadline)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise CollectiveError(f"ranks: not all of them met within {timeout_s:g} s: {why}") from None
+        for other in admission.met.values():
+            set_options(other)
+        on_error.pop_all()
+    return admission.met
+
+
 def _gather(admission: RankAdmission, own: RankIdentity, deadline: float) -> None:
     """Rank 0: wait for all, then tell each where the others listen. Raises OSError."""
     admission.admit(range(1, own.shard.size))
@@ -237,7 +243,8 @@ def _learn(first: socket.socket, size: int, deadline: float) -> list[Address]:
     return [unpack_address(table[at : at + ADDRESS.size]) for at in range(0, len(table), ADDRESS.size)]
 
 
-def _set_options(connection: socket.socket) -> None:
+def set_options(connection: socket.socket) -> None:
+    """Never wait for it; send at once; miss who is gone."""
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

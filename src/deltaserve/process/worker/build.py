@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from deltaserve.compute.collective.collective import ALONE, Collective, ProcessCollective
 from deltaserve.compute.collective.expert_group import ExpertMesh, Partners
 from deltaserve.compute.collective.nccl import NcclCollective
+from deltaserve.compute.collective.net_experts import NetExpertMesh
 from deltaserve.compute.collective.net_mesh import NetMeeting
 from deltaserve.compute.executor.runner import ExecutorSizes, TorchExecutor
 from deltaserve.compute.executor.warm_up import WarmUp, warm_up
@@ -53,7 +55,7 @@ from deltaserve.process.worker.member_thread import ExpertMember, group_errors
 from deltaserve.process.worker.plane_on_demand import PlaneOnDemand
 from deltaserve.process.worker.rank_group import GroupExecutor, RankProcesses
 from deltaserve.process.worker.rank_process import RankParts, RankSeat
-from deltaserve.process.worker.rank_spec import MeetingPoint, NetPoint, rank_device
+from deltaserve.process.worker.rank_spec import MeetingPoint, NetPoint, group_key, rank_device
 from deltaserve.process.worker.tier_log import TierLog
 from deltaserve.process.worker.transports import open_transport
 from deltaserve.process.worker.worker_process import WorkerParts
@@ -83,7 +85,7 @@ def build_worker(
     collective = ALONE if ranks is None else _join(spec, shard, ranks.meeting, ranks.listener)
     grammars = AnswerGrammars(lambda: read_vocabulary(Path(spec.model_path), spec.model_overrides))
     with group_errors():
-        mesh = _join_group(spec)
+        mesh = _join_group(spec, progress)
         executor = _load(spec, model, Partners(collective, mesh), progress, grammars)
         if mesh is not None:
             progress("waiting for the other members of its expert group")
@@ -121,12 +123,20 @@ def _model_of(spec: WorkerSpec) -> ModelSpec:
     return model.placed(ExpertPlacement(spec.ep_size, member))
 
 
-def _join_group(spec: WorkerSpec) -> ExpertMesh | None:
-    """Waits for all members. Raises CollectiveError."""
+def _join_group(spec: WorkerSpec, progress: Callable[[str], None]) -> ExpertMesh | NetExpertMesh | None:
+    """Waits for all members. Raises CollectiveError, and ConfigError where they have other weights."""
     seat = spec.expert_seat
     if seat is None:
         return None
-    return ExpertMesh.join(Shard(seat.member, seat.size), Path(seat.meeting_point), spec.step_stuck_after_s)
+    member = Shard(seat.member, seat.size)
+    if seat.nodes is None:
+        return ExpertMesh.join(member, Path(seat.meeting_point), spec.step_stuck_after_s)
+    host, port, own_host = seat.nodes.host, seat.nodes.port, seat.nodes.own_host
+    progress(f"member {member.rank} of {member.size} of an expert group: waiting for the others at {host}:{port}")
+    met = NetMeeting(own_host if member.rank == 0 else host, port, own_host, group_key(spec))
+    mesh = NetExpertMesh.join(member, met, spec.step_stuck_after_s)
+    _require_equal(spec, torch.cat(mesh.all_to_all([_digest_of_weights(spec)] * member.size)))
+    return mesh
 
 
 def _join(spec: WorkerSpec, shard: Shard, meeting: MeetingPoint, listener: socket.socket | None = None) -> Collective:
@@ -138,19 +148,22 @@ def _join(spec: WorkerSpec, shard: Shard, meeting: MeetingPoint, listener: socke
     if isinstance(meeting, NetPoint):
         met = NetMeeting(meeting.host, meeting.port, meeting.own_host, meeting.key)
         collective = ProcessCollective.join_over(shard, met, limit_s, listener)
-        _compare_weights(spec, collective)
+        _require_equal(spec, collective.all_gather(_digest_of_weights(spec)).view(shard.size, -1))
         return collective
     if device.type == "cuda":
         return NcclCollective.join(shard, device, meeting, limit_s)
     return ProcessCollective.join(shard, meeting, limit_s)
 
 
-def _compare_weights(spec: WorkerSpec, collective: Collective) -> None:
-    """Ranks on several machines read folders of their own. Raises ConfigError."""
-    own = hashlib.sha256(model_fingerprint(Path(spec.model_path)).encode()).digest()
-    all_ranks = collective.all_gather(torch.frombuffer(bytearray(own), dtype=torch.uint8))
-    others = all_ranks.view(collective.shard.size, len(own))
-    if not bool((others == others[0]).all()):
+def _digest_of_weights(spec: WorkerSpec) -> Tensor:
+    """What only equal weights have in common: [1, 32] uint8."""
+    digest = hashlib.sha256(model_fingerprint(Path(spec.model_path)).encode()).digest()
+    return torch.frombuffer(bytearray(digest), dtype=torch.uint8).view(1, -1)
+
+
+def _require_equal(spec: WorkerSpec, digests: Tensor) -> None:
+    """Processes on several machines read folders of their own: [n, 32] uint8. Raises ConfigError."""
+    if not bool((digests == digests[0]).all()):
         raise ConfigError(f"{spec.model_path}: not the same weights on all machines of this worker")
 
 

@@ -83,6 +83,13 @@ def start_key(spec: WorkerSpec, boot: Boot) -> bytes:
     return hashlib.blake2b(of_start, key=hashlib.sha256(read_secret(spec)).digest(), digest_size=32).digest()
 
 
+def group_key(spec: WorkerSpec) -> bytes:
+    """A key that only members of an expert group of this cluster derive: [32] bytes. Raises ConfigError."""
+    return hashlib.blake2b(
+        b"deltaserve experts", key=hashlib.sha256(read_secret(spec)).digest(), digest_size=32
+    ).digest()
+
+
 def rank_security(spec: WorkerSpec, boot: Boot) -> LinkSecurity | None:
     """What both ends of a link between ranks on several machines must hold; None where all are on one."""
     return None if spec.nodes is None else LinkSecurity.from_cluster_key(start_key(spec, boot))

@@ -19,18 +19,9 @@ from deltaserve.settings.kv_events import KvEventsConfig
 from deltaserve.transports.registry import TransportOptions, transport_kind
 
 
-class ExpertSeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Place of a worker in its expert group."""
-
-    member: int
-    size: int
-    """Members 0 .. size - 1, all on this machine."""
-    meeting_point: str
-    """A path that all of them have, in a folder of this user alone."""
-
-
 class RankNodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Machines that share out the ranks of a worker, equally many on each, in order."""
+    """Machines that share out the ranks of a worker, equally many on each, in order; or the members of an expert group,
+    of which each is a node."""
 
     size: int
     node: int
@@ -40,6 +31,18 @@ class RankNodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Where the others find node 0."""
     own_host: str
     """IPv4 address of this machine at which its ranks meet those of the others."""
+
+
+class ExpertSeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Place of a worker in its expert group."""
+
+    member: int
+    size: int
+    """Members 0 .. size - 1."""
+    meeting_point: str = ""
+    """A path that all of them have, in a folder of this user alone. Empty: they meet over the network."""
+    nodes: RankNodes | None = None
+    """Where members on several machines meet; None: all are on this one."""
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
