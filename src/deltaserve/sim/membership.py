@@ -133,8 +133,16 @@ class Membership:
             world.at(told, lambda front=front: self._tell_of_join(front, name))  # type: ignore[misc]
 
     def _tell_of_join(self, front: SimFront, name: PeerName) -> None:
-        if front.is_alive and name not in self.left:
-            front.register(WorkerUp(self._cast.member(name)))
+        if not front.is_alive or name in self.left:
+            return
+        self.register(front, name)
+
+    def register(self, front: SimFront, name: PeerName) -> None:
+        """Tell a front where a worker is. I33: it does not leave there any more."""
+        front.register(WorkerUp(self._cast.member(name)))
+        worker = front.core.workers.get(name)
+        if worker is not None and worker.leaves_at is not None:
+            raise IntegrityError(f"I33: {name} has joined again, and {front.name} has it leave all the same")
 
     def heal(self) -> None:
         """Everybody is there again, but those who left for good."""

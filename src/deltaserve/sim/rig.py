@@ -314,7 +314,7 @@ class Run:
             self._start_rightly(name, self._lives[name])
         for name in self._roles:
             for front in self._fronts if name not in self._membership.left else ():
-                front.register(WorkerUp(self.member(name)))
+                self._membership.register(front, name)
 
     def _finish(self) -> None:
         """I11, I17: all ends well, and soon."""
