@@ -13,6 +13,7 @@ import psutil
 import pytest
 import zmq
 
+from deltaserve.core.layout.dtype import DType
 from deltaserve.process.children.exits import Exit
 from deltaserve.process.links.links import Links
 from deltaserve.process.worker.worker_spec import RankNodes
@@ -139,6 +140,17 @@ def test_a_machine_whose_node_is_killed_ends_the_worker(machines: Machines) -> N
     assert re.search(r"node 1 at 127\.0\.0\.1 is gone", first.log())
 
 
+def test_a_node_that_is_killed_and_started_again_at_once_waits_for_the_next_rank_0(machines: Machines) -> None:
+    """Its former life may not be missed yet: it is not taken for one too many."""
+    first, further = machines.start(0), machines.start(1)
+    first.port()
+    further.process.kill()
+    again = machines.start(1)
+    assert first.code() == Exit.RANK_ENDED
+    machines.start(0).port()
+    assert again.process.poll() is None
+
+
 @pytest.mark.parametrize("stopped", ["first", "further"])
 def test_a_machine_that_is_silent_for_long_is_given_up(machines: Machines, stopped: str) -> None:
     first, further = machines.start(0), machines.start(1)
@@ -173,7 +185,7 @@ def test_a_stop_signal_ends_a_further_node_at_once(machines: Machines) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"page_size": 32}, "page_size 32, node 0 16"),
+        ({"page_size": 32, "dtype": DType.BFLOAT16}, "dtype bfloat16, node 0 float32; page_size 32, node 0 16"),
         ({"size": 3}, "it is no further node of this worker|--nnodes 3, node 0 2"),
         ({"cache_dir": "cache", "max_running_requests": 2}, "max_running_requests 2, node 0 1; --cache-dir on one"),
     ],

@@ -37,6 +37,8 @@ from deltaserve.process.worker.node_frames import (
 from deltaserve.process.worker.rank_spec import RankSpec
 from deltaserve.process.worker.worker_spec import RankNodes, WorkerSpec, read_secret
 
+_MOST_RIVALS = 6
+"""A node says so twice a second."""
 _TELL_EVERY = 20
 """Looks between two lines that say who is waited for."""
 
@@ -56,6 +58,8 @@ class _Node:
     worker: WorkerSpec
     state: NodeState = NodeState.JOINED
     num_missed: int = 0
+    num_rivals: int = 0
+    """Times that another process has said it was this node."""
 
 
 class Told(Protocol):
@@ -151,8 +155,10 @@ class FirstNode:
         if known is not None and known.connection == connection:
             return  # it had said so more than once
         is_new = known is None or known.life != join.life
-        if known is not None and is_new and (known.state is not NodeState.JOINED or known.num_missed <= 1):
-            self._turn_away(connection, f"node {nodes.node} is there already, at {known_at(known.worker)}", join)
+        if known is not None and is_new:
+            known.num_rivals += 1  # one that was started again, whose end is seen by then, or one too many
+            if known.num_rivals >= _MOST_RIVALS:
+                self._turn_away(connection, f"node {nodes.node} is there already, at {known_at(known.worker)}", join)
             return
         if known is not None and known.state is not NodeState.JOINED:
             end_process(Exit.RANK_ENDED, f"node {nodes.node} has lost its connection, and ended its ranks")

@@ -1,6 +1,7 @@
 """What the nodes of a worker tell each other: one message per frame, over links that prove the cluster key."""
 
 import time
+from enum import Enum
 from math import ceil
 from typing import TypeVar
 
@@ -141,9 +142,7 @@ def misfit(own: WorkerSpec, join: Join) -> str | None:
         return "it is no further node of this worker (--nnodes, --node-rank)"
     if join.version != __version__:
         return f"it is deltaserve {join.version}, node 0 is {__version__}"
-    pairs = [
-        (f"{name} {getattr(other, name)}", f"{getattr(own, name)}") for name in _EQUAL if _differs(own, other, name)
-    ]
+    pairs = [(f"{name} {_shown(other, name)}", _shown(own, name)) for name in _EQUAL if _differs(own, other, name)]
     if other.nodes.size != own.nodes.size:
         pairs.append((f"--nnodes {other.nodes.size}", str(own.nodes.size)))
     if (other.cache_dir is None) != (own.cache_dir is None):
@@ -151,6 +150,11 @@ def misfit(own: WorkerSpec, join: Join) -> str | None:
     if not pairs:
         return None
     return "it differs from node 0: " + "; ".join(f"{theirs}, node 0 {ours}" for theirs, ours in pairs)
+
+
+def _shown(spec: WorkerSpec, name: str) -> str:
+    value = getattr(spec, name)
+    return str(value.value if isinstance(value, Enum) else value)
 
 
 def _differs(own: WorkerSpec, other: WorkerSpec, name: str) -> bool:
