@@ -58,13 +58,31 @@ def test_the_lines_of_a_worker_on_two_machines(
     line += ["--tp-size", "2", "--nnodes", "2", "--disaggregation-bootstrap-port", str(free_port())]
     at = f"127.0.0.1:{free_port()}"
     assert main(["doctor", "decode", *line, "--dist-init-addr", at]) == 0
-    assert f"ok    listener      {at}: 1 other machine of this worker" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"ok    listener      {at}: 1 other machine of this worker" in out
+    assert "ok    listener      any free port of 127.0.0.1: ranks on other machines of this worker" in out
     assert main(["doctor", "decode", *line, "--dist-init-addr", at, "--node-rank", "1"]) == 0
     out = capsys.readouterr().out
     assert f"warn  link          node 0 at {at}: nobody listens there" in out
     assert "links of this worker" not in out
     assert main(["doctor", "decode", *line, "--dist-init-addr", member, "--node-rank", "1"]) == 0
     assert f"ok    link          node 0 at {member}: listens, and has this cluster key" in capsys.readouterr().out
+
+
+def test_the_lines_of_the_members_of_an_expert_group(
+    tiny_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = f"127.0.0.1:{free_port()}"
+    line = [str(tiny_models / "qwen3_moe"), "--cluster-key-file", key_file(tmp_path), "--num-pages", "100"]
+    line += ["--dp-size", "2", "--enable-dp-attention", "--nnodes", "2", "--dist-init-addr", at]
+    for role in ("prefill", "decode"):
+        port = ["--disaggregation-bootstrap-port", str(free_port())]
+        assert main(["doctor", role, *line, *port]) == 0
+        assert f"ok    listener      {at}: 1 other member of its expert group" in capsys.readouterr().out
+        assert main(["doctor", role, *line, *port, "--node-rank", "1"]) == 0
+        out = capsys.readouterr().out
+        assert "listener      any free port of 127.0.0.1: other members of its expert group" in out
+        assert f"listener      127.0.0.1:{port[1]}: links of this worker" in out
 
 
 def test_the_line_of_a_router(

@@ -55,10 +55,10 @@ def _check_worker(role: Role, settings: Settings) -> Iterator[Line]:
         yield _check_links_listener(settings, security)
     if nodes is not None:
         yield _check_nodes(nodes, security)
+        yield Line(Level.OK, "listener", f"any free port of {nodes.own_host}: ranks on other machines of this worker")
     seat = expert_seat(settings, interface_addresses())
-    if seat is not None and seat.nodes is not None and seat.member == 0:
-        purpose = f"{seat.size - 1} other member{'s' * (seat.size > 2)} of its expert group"
-        yield check_listener(seat.nodes.own_host, seat.nodes.port, purpose)
+    if seat is not None and seat.nodes is not None:
+        yield _check_seat(seat.member, seat.nodes)
     yield Line(
         Level.OK,
         "listener",
@@ -79,6 +79,16 @@ def _check_nodes(nodes: RankNodes, security: LinkSecurity) -> Line:
     if fault is None:
         return Line(Level.OK, "link", f"node 0 at {address}: listens, and has this cluster key")
     return Line(Level.WARN, "link", f"node 0 at {address}: {fault}; this node waits for it")
+
+
+def _check_seat(member: int, nodes: RankNodes) -> Line:
+    """Where the members of an expert group meet that are on several machines."""
+    if member == 0:
+        count = nodes.size - 1
+        return check_listener(
+            nodes.own_host, nodes.port, f"{count} other member{'s' * (count > 1)} of its expert group"
+        )
+    return Line(Level.OK, "listener", f"any free port of {nodes.own_host}: other members of its expert group")
 
 
 def _check_links_listener(settings: Settings, security: LinkSecurity) -> Line:
