@@ -18,8 +18,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from deltaserve.compute.collective.collective import ProcessCollective
-from deltaserve.compute.collective.net_mesh import NetMeeting
-from deltaserve.compute.collective.rank_listener import listen_for_ranks
+from deltaserve.compute.collective.net_meeting import NetMeeting, listen_for_ranks
 from deltaserve.core.layout.shard import Shard
 
 SHAPES = ((2, 2048), (512, 2048))

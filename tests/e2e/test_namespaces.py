@@ -35,8 +35,6 @@ STREAM_LEN = 400
 PAGES = ("--page-size", str(PAGE))
 CHECKED = (*PAGES, "--chunked-prefill-size", str(PAGE), "--num-pages", "2048", "--verify", "crc")
 ROLES = {"prefill": "10.0.0.1", "decode": "10.0.0.2", "router": "10.0.0.3"}
-
-
 NO_OTHERS: Mapping[str, str] = {}
 
 

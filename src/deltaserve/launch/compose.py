@@ -334,7 +334,7 @@ that the memory gives."""
 def resolve_settings(settings: Settings, checkpoint: Checkpoint) -> dict[Role, ResolvedConfig]:
     """Resolved numbers of each role that `serve` starts. Raises ConfigError."""
     roles = [role for _, role in worker_names(settings)]
-    facts = {role: divided(settings, checkpoint, role) for role in dict.fromkeys(roles)}
+    facts = {role: divided(settings, checkpoint, role, group_size(settings, role)) for role in dict.fromkeys(roles)}
     num_ranks = sum(facts[role].tp_size for role in roles)
     here = machine_facts(settings, num_ranks)
     machine = replace(
@@ -401,10 +401,10 @@ def has_staging(settings: Settings) -> bool:
     return settings.disaggregation.staging != "off"
 
 
-def divided(settings: Settings, checkpoint: Checkpoint, role: Role) -> ModelFacts:
-    """What each rank of a worker of this role holds. Raises ConfigError naming the flag."""
+def divided(settings: Settings, checkpoint: Checkpoint, role: Role, num_members: int) -> ModelFacts:
+    """What each rank of a worker of this role holds, of which so many share experts. Raises ConfigError naming the
+    flag."""
     flag, tp_size = tp_size_of(settings, role)
-    num_members = group_size(settings, role)
     if num_members > 1:
         return checkpoint.facts(tp_size, settings.memory.mamba_ssm_dtype, num_members)
     try:

@@ -43,8 +43,7 @@ _LOOPBACK = "127.0.0.0/8"
 def run_worker_command(settings: Settings, role: Role) -> int:
     """Become the worker: returns only where that fails. Raises ConfigError."""
     prepared = prepare_worker(settings, role)
-    is_further = settings.parallelism.node_rank > 0 and settings.parallelism.dp_size == 1
-    if not is_further:
+    if not prepared.is_further_node:
         require_link_port(settings)
     require_files()
     spec = prepared.spec(settings, role)
@@ -56,7 +55,7 @@ def run_worker_command(settings: Settings, role: Role) -> int:
     if idle := sorted(given_for_fronts(settings)):
         tell(f"without --http nothing here takes requests: {', '.join(idle)} have no effect")
     tell(ChildStarts(name, os.getpid()))
-    program = f"deltaserve.process.worker.{'node' if is_further else 'worker'}"
+    program = f"deltaserve.process.worker.{'node' if prepared.is_further_node else 'worker'}"
     argv = [sys.executable, "-m", program, _in_memory(encode_spec(spec))]
     hold_for_successor()
     os.execve(sys.executable, argv, {**os.environ, **worker_environment(spec)})
@@ -83,6 +82,15 @@ class PreparedWorker:
     secret_path: Path
     data: DataAddress
     """Where page transfers listen."""
+    nodes: RankNodes | None
+    """The machines that share out the worker's ranks; None: they are all on this one."""
+    seat: ExpertSeat | None
+    """Its place in an expert group; None: it is in none."""
+
+    @property
+    def is_further_node(self) -> bool:
+        """Whether the worker is elsewhere, and ranks of it are here."""
+        return self.nodes is not None and self.nodes.node > 0
 
     def spec(self, settings: Settings, role: Role) -> WorkerSpec:
         """The worker, as others reach it."""
@@ -93,8 +101,8 @@ class PreparedWorker:
             port=settings.disaggregation.disaggregation_bootstrap_port,
             transport_devices=self.data.devices,
             transport_host=self.data.host,
-            nodes=rank_nodes(settings, interface_addresses()),
-            expert_seat=expert_seat(settings, interface_addresses()),
+            nodes=self.nodes,
+            expert_seat=self.seat,
         )
 
     def tell(self, settings: Settings, tell: Say) -> None:
@@ -122,22 +130,16 @@ def prepare_worker(settings: Settings, role: Role) -> PreparedWorker:
     secret_path = Path(settings.security.cluster_key_file).resolve()
     read_cluster_key(secret_path)
     checkpoint = open_checkpoint(settings)
-    model = divided(_as_serve_says(settings, role), checkpoint, role)
+    model = divided(settings, checkpoint, role, settings.parallelism.dp_size)
     facts = machine_facts(settings, num_workers_here(settings) * model.tp_size // _num_nodes(settings))
     if facts.device == "cuda":  # of which CUDA_VISIBLE_DEVICES gives each rank its own
         facts = dataclasses.replace(facts, num_ranks=facts.num_devices)
     resolved = resolve(settings, model, facts)
     kind = transport_kind(resolved.transfer_backend)
-    data = data_address(settings, kind, interface_addresses(), net_devices())
-    return PreparedWorker(checkpoint, resolved, secret_path, data)
-
-
-def _as_serve_says(settings: Settings, role: Role) -> Settings:
-    """The settings by which `serve` would start such workers: it names the sizes of groups by role."""
-    asked = settings.parallelism
-    sizes = (asked.dp_size, 1) if role is Role.PREFILL else (1, asked.dp_size)
-    parallelism = asked.model_copy(update=dict(zip(("prefill_dp_size", "dp_size"), sizes, strict=True)))
-    return settings.model_copy(update={"parallelism": parallelism})
+    addresses = interface_addresses()
+    data = data_address(settings, kind, addresses, net_devices())
+    nodes, seat = rank_nodes(settings, addresses), expert_seat(settings, addresses)
+    return PreparedWorker(checkpoint, resolved, secret_path, data, nodes, seat)
 
 
 def _num_nodes(settings: Settings) -> int:

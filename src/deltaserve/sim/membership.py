@@ -130,12 +130,12 @@ class Membership:
         world.seen.note(Situation.JOINED)
         for front in self._fronts:
             told = world.now + self._chance.exponential(TOLD_S)
-            world.at(told, lambda front=front: self._tell_of_join(front, name))  # type: ignore[misc]
+            world.at(told, lambda front=front: self.tell_of_join(front, name))  # type: ignore[misc]
 
-    def _tell_of_join(self, front: SimFront, name: PeerName) -> None:
-        if not front.is_alive or name in self.left:
-            return
-        self.register(front, name)
+    def tell_of_join(self, front: SimFront, name: PeerName) -> None:
+        """Tell a front, if it lives, where a worker is, unless that leaves again."""
+        if front.is_alive and name not in self.left:
+            self.register(front, name)
 
     def register(self, front: SimFront, name: PeerName) -> None:
         """Tell a front where a worker is. I33: it does not leave there any more."""

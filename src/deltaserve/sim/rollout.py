@@ -7,7 +7,6 @@ meet (I34).
 from collections.abc import Collection, Iterable
 from enum import Enum
 
-from deltaserve.control.front.events import WorkerUp
 from deltaserve.core.errors import IntegrityError
 from deltaserve.core.ids import PeerName
 from deltaserve.sim.chance import Chance
@@ -96,13 +95,8 @@ class Rollout:
         self._cast.start(name)
         for front in [front for front in world.fronts.values() if front.is_alive]:
             told = world.now + self._chance.exponential(TOLD_S)
-            world.at(told, lambda front=front: self._tell_of_join(front.name, name))  # type: ignore[misc]
+            world.at(told, lambda at=front.name: self._membership.tell_of_join(world.fronts[at], name))  # type: ignore[misc]
         return True
-
-    def _tell_of_join(self, front_name: PeerName, name: PeerName) -> None:
-        front = self._cast.world.fronts[front_name]
-        if front.is_alive and name not in self._membership.left:
-            front.register(WorkerUp(self._cast.member(name)))
 
 
 class Apart:

@@ -13,7 +13,7 @@ from torch import Tensor
 from deltaserve.compute.collective.collective_error import CollectiveError
 from deltaserve.compute.collective.expert_group import ExpertMesh
 from deltaserve.compute.collective.net_experts import NetExpertMesh
-from deltaserve.compute.collective.net_mesh import NetMeeting
+from deltaserve.compute.collective.net_meeting import NetMeeting
 from deltaserve.compute.collective.rank_mesh import SLOT_BYTES
 from deltaserve.core.layout.shard import Shard
 from tests.patience import PATIENCE_S

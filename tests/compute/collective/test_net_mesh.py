@@ -17,8 +17,8 @@ from deltaserve.compute.collective import net_handshake
 from deltaserve.compute.collective.collective import Collective, ProcessCollective
 from deltaserve.compute.collective.collective_error import CollectiveError
 from deltaserve.compute.collective.net_handshake import RankAdmission, RankIdentity
-from deltaserve.compute.collective.net_mesh import NetMeeting, NetMesh
-from deltaserve.compute.collective.rank_listener import listen_for_ranks
+from deltaserve.compute.collective.net_meeting import NetMeeting, listen_for_ranks
+from deltaserve.compute.collective.net_mesh import NetMesh
 from deltaserve.compute.collective.rank_mesh import SLOT_BYTES
 from deltaserve.core.layout.shard import Shard
 from tests.compute.collective.collective_rank import try_all

@@ -13,10 +13,9 @@ from deltaserve.core.ids import Role
 from deltaserve.launch.compose import has_staging
 from deltaserve.launch.fronts import front_ports
 from deltaserve.launch.lacking import lacking
-from deltaserve.launch.net_devices import interface_addresses
 from deltaserve.launch.router import prepare_router
 from deltaserve.launch.serve import describe, describe_staging
-from deltaserve.launch.worker_command import expert_seat, prepare_worker, rank_nodes
+from deltaserve.launch.worker_command import prepare_worker
 from deltaserve.process.front.front_spec import FrontWorker
 from deltaserve.process.front.secrets import read_cluster_key
 from deltaserve.process.front.worker_sources import look_up, read_list, words_of
@@ -50,15 +49,14 @@ def _check_worker(role: Role, settings: Settings) -> Iterator[Line]:
     if has_staging(settings):
         yield Line(Level.OK, "settings", describe_staging(settings))
     security = LinkSecurity.from_cluster_key(read_cluster_key(prepared.secret_path))
-    nodes = rank_nodes(settings, interface_addresses())
-    if nodes is None or nodes.node == 0:
+    if not prepared.is_further_node:
         yield _check_links_listener(settings, security)
+    nodes, seat = prepared.nodes, prepared.seat
     if nodes is not None:
         yield _check_nodes(nodes, security)
         yield Line(Level.OK, "listener", f"any free port of {nodes.own_host}: ranks on other machines of this worker")
-    seat = expert_seat(settings, interface_addresses())
     if seat is not None and seat.nodes is not None:
-        yield _check_seat(seat.member, seat.nodes)
+        yield _check_seat(seat.nodes)
     yield Line(
         Level.OK,
         "listener",
@@ -72,8 +70,7 @@ def _check_worker(role: Role, settings: Settings) -> Iterator[Line]:
 def _check_nodes(nodes: RankNodes, security: LinkSecurity) -> Line:
     """Whether other machines of the worker can join node 0, or it can be reached from here."""
     if nodes.node == 0:
-        count = nodes.size - 1
-        return check_listener(nodes.own_host, nodes.port, f"{count} other machine{'s' * (count > 1)} of this worker")
+        return _check_meeting(nodes, "machine", "this worker")
     address = f"{nodes.host}:{nodes.port}"
     fault = link_fault(address, security)
     if fault is None:
@@ -81,14 +78,17 @@ def _check_nodes(nodes: RankNodes, security: LinkSecurity) -> Line:
     return Line(Level.WARN, "link", f"node 0 at {address}: {fault}; this node waits for it")
 
 
-def _check_seat(member: int, nodes: RankNodes) -> Line:
+def _check_seat(nodes: RankNodes) -> Line:
     """Where the members of an expert group meet that are on several machines."""
-    if member == 0:
-        count = nodes.size - 1
-        return check_listener(
-            nodes.own_host, nodes.port, f"{count} other member{'s' * (count > 1)} of its expert group"
-        )
+    if nodes.node == 0:
+        return _check_meeting(nodes, "member", "its expert group")
     return Line(Level.OK, "listener", f"any free port of {nodes.own_host}: other members of its expert group")
+
+
+def _check_meeting(nodes: RankNodes, one: str, whole: str) -> Line:
+    """Whether node 0 could wait there for the others."""
+    count = nodes.size - 1
+    return check_listener(nodes.own_host, nodes.port, f"{count} other {one}{'s' * (count > 1)} of {whole}")
 
 
 def _check_links_listener(settings: Settings, security: LinkSecurity) -> Line:

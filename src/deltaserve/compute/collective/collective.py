@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.collective.collective_error import CollectiveError
-from deltaserve.compute.collective.net_mesh import NetMeeting, NetMesh
+from deltaserve.compute.collective.net_meeting import NetMeeting
+from deltaserve.compute.collective.net_mesh import NetMesh
 from deltaserve.compute.collective.rank_mesh import SLOT_BYTES, RankMesh
 from deltaserve.core.layout.shard import Shard
 

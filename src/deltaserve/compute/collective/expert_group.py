@@ -11,10 +11,11 @@ with no rows. Messages are the only signal: the first one of a round tells an id
 
 import socket
 import weakref
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +25,6 @@ from deltaserve.compute.collective.collective_error import CollectiveError
 from deltaserve.compute.collective.rank_mesh import NUM_TURNS, SLOT_BYTES, close_all, limit_waits, meet
 from deltaserve.core.layout.shard import Shard
 
-_DONE = b"done"
 _WORD = 8
 _NO_LIMIT_S = 0.0
 """Limit that the kernel takes as none."""
@@ -53,40 +53,36 @@ class Partners:
     """Group of workers of one rank, each with the experts that its ModelSpec says; None: it is in none."""
 
 
-class ExpertMesh:
-    """A member on this machine: sockets say what lies in memory that all members have mapped (see RankMesh)."""
+class MemberLinks(ABC):
+    """One member's connections to the others: whether a round has begun, who is done, and who has ended."""
 
-    def __init__(self, member: Shard, others: Sequence[socket.socket], memory: Tensor, timeout_s: float) -> None:
-        """`others`: to the other members, in their order. `memory` [2, members, SLOT_BYTES] uint8. `timeout_s`: of
-        every exchange."""
-        limit_waits(others, timeout_s)
-        self._limit_s = timeout_s
+    done_word: ClassVar[bytes]
+    """What a member says when it computes nothing more of its own."""
+    peek_bytes: ClassVar[int]
+    """How much is looked at to tell that word from the beginning of an exchange."""
+
+    def __init__(self, member: Shard, others: Mapping[int, socket.socket], timeout_s: float) -> None:
+        """`others`: connections to the other members. `timeout_s`: of every exchange."""
         self._member = member
-        self._others = dict(zip(others_of(member), others, strict=True))
-        self._memory = memory
+        self._others = dict(sorted(others.items()))
         self._number = 0
+        self._timeout_s = timeout_s
         self._done: set[int] = set()
         """Members that have said so."""
         self._is_done = False
-        weakref.finalize(self, close_all, others)
+        weakref.finalize(self, close_all, list(self._others.values()))
 
-    @classmethod
-    def join(cls, member: Shard, meeting_point: Path, timeout_s: float) -> "ExpertMesh":
-        """Returns when all members are there. `meeting_point`: a path in a folder that only this user may enter; a
-        group that used it before has ended. `timeout_s`: of this and of every exchange. Raises CollectiveError."""
-        Path(f"{meeting_point}.{member.rank}").unlink(missing_ok=True)
-        return cls(member, *meet(member, meeting_point, timeout_s), timeout_s)
+    @abstractmethod
+    def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """See ExpertGroup. What a member sends itself is not copied."""
 
-    @classmethod
-    def group(cls, size: int, timeout_s: float) -> tuple["ExpertMesh", ...]:
-        """Members that are threads of this process."""
-        memory = torch.zeros((NUM_TURNS, size, SLOT_BYTES), dtype=torch.uint8)
-        ends: dict[tuple[int, int], socket.socket] = {}
-        for one in range(size):
-            for other in range(one):
-                ends[one, other], ends[other, one] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        members = [Shard(rank, size) for rank in range(size)]
-        return tuple(cls(m, [ends[m.rank, other] for other in others_of(m)], memory, timeout_s) for m in members)
+    @abstractmethod
+    def _limit(self, timeout_s: float | None) -> None:
+        """Limit every exchange; None: not at all."""
+
+    @abstractmethod
+    def _tell_done(self) -> None:
+        """Say `done_word` to all others. Raises CollectiveError."""
 
     @property
     def member(self) -> Shard:
@@ -104,16 +100,15 @@ class ExpertMesh:
 
     def wait_for_all(self) -> None:
         """Wait until every member calls it, too, however long that takes: they load. Raises CollectiveError."""
-        limit_waits(self._others.values(), _NO_LIMIT_S)
+        self._limit(None)
         self.all_to_all([torch.empty((0, 1))] * self._member.size)
-        limit_waits(self._others.values(), self._limit_s)
+        self._limit(self._timeout_s)
 
     def say_done(self) -> None:
         """Tell that this member computes nothing more of its own. It takes part as long as others do. Raises
         CollectiveError."""
         self._is_done = True
-        for rank, other in self._others.items():
-            self._send(rank, other, _DONE)
+        self._tell_done()
 
     def has_begun(self) -> bool:
         """Whether another member is in a round that this one has not joined. Never waits. Raises CollectiveError when
@@ -122,24 +117,56 @@ class ExpertMesh:
         return any(begun)
 
     def _has_sent(self, rank: int, other: socket.socket) -> bool:
-        """A message of an exchange."""
+        """Something of an exchange."""
         while True:
             try:
-                message = other.recv(4096, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                message = other.recv(self.peek_bytes, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return False
             except OSError:
                 message = b""
-            if message == _DONE:
-                self._take_done(rank, other)
+            if message == self.done_word:
+                other.recv(len(message))
+                self._done.add(rank)
                 continue
             if not message and not self.is_over:
                 raise gone(rank)
             return bool(message)
 
-    def _take_done(self, rank: int, other: socket.socket) -> None:
-        other.recv(len(_DONE))
-        self._done.add(rank)
+
+class ExpertMesh(MemberLinks):
+    """A member on this machine: sockets say what lies in memory that all members have mapped (see RankMesh)."""
+
+    done_word = b"done"
+    peek_bytes = 4096
+
+    def __init__(self, member: Shard, others: Sequence[socket.socket], memory: Tensor, timeout_s: float) -> None:
+        """`others`: to the other members, in their order. `memory` [2, members, SLOT_BYTES] uint8. `timeout_s`: of
+        every exchange."""
+        super().__init__(member, dict(zip(others_of(member), others, strict=True)), timeout_s)
+        self._limit(timeout_s)
+        self._memory = memory
+
+    @classmethod
+    def join(cls, member: Shard, meeting_point: Path, timeout_s: float) -> "ExpertMesh":
+        """Returns when all members are there. `meeting_point`: a path in a folder that only this user may enter; a
+        group that used it before has ended. `timeout_s`: of this and of every exchange. Raises CollectiveError."""
+        Path(f"{meeting_point}.{member.rank}").unlink(missing_ok=True)
+        return cls(member, *meet(member, meeting_point, timeout_s), timeout_s)
+
+    @classmethod
+    def group(cls, size: int, timeout_s: float) -> tuple["ExpertMesh", ...]:
+        """Members that are threads of this process."""
+        memory = torch.zeros((NUM_TURNS, size, SLOT_BYTES), dtype=torch.uint8)
+        ends = joined_pairs(size, socket.SOCK_SEQPACKET)
+        return tuple(cls(member, [*others.values()], memory, timeout_s) for member, others in ends.items())
+
+    def _limit(self, timeout_s: float | None) -> None:
+        limit_waits(self._others.values(), _NO_LIMIT_S if timeout_s is None else timeout_s)
+
+    def _tell_done(self) -> None:
+        for rank, other in self._others.items():
+            self._send(rank, other, self.done_word)
 
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """See ExpertGroup. What a member sends itself is not copied."""
@@ -188,7 +215,7 @@ class ExpertMesh:
 
     def _hear(self, rank: int, other: socket.socket, length: int) -> list[int]:
         try:
-            while (message := other.recv(length)) == _DONE:
+            while (message := other.recv(length)) == self.done_word:
                 self._done.add(rank)
         except BlockingIOError:
             raise late(rank) from None
@@ -200,6 +227,16 @@ class ExpertMesh:
         if len(message) != length or number != self._number:
             raise disagrees(rank)
         return lens
+
+
+def joined_pairs(size: int, kind: socket.SocketKind) -> dict[Shard, dict[int, socket.socket]]:
+    """Connections of members that are threads of this process: member |-> those to each other one, in their order."""
+    members = [Shard(rank, size) for rank in range(size)]
+    ends: dict[Shard, dict[int, socket.socket]] = {member: {} for member in members}
+    for one in members:
+        for other in members[: one.rank]:
+            ends[one][other.rank], ends[other][one.rank] = socket.socketpair(socket.AF_UNIX, kind)
+    return {member: dict(sorted(others.items())) for member, others in ends.items()}
 
 
 def others_of(member: Shard) -> list[int]:

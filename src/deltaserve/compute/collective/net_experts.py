@@ -10,15 +10,14 @@ import select
 import socket
 import struct
 import time
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from deltaserve.compute.collective.expert_group import bytes_of, disagrees, gone, late, others_of
-from deltaserve.compute.collective.net_mesh import NetMeeting, meet_over
-from deltaserve.compute.collective.rank_mesh import close_all
+from deltaserve.compute.collective.expert_group import MemberLinks, bytes_of, disagrees, gone, joined_pairs, late
+from deltaserve.compute.collective.net_meeting import NetMeeting
+from deltaserve.compute.collective.net_mesh import meet_over
 from deltaserve.core.layout.shard import Shard
 
 _HEADER = struct.Struct("<QQ")
@@ -28,19 +27,16 @@ _DONE = _HEADER.pack((1 << 64) - 1, 0)
 _NOTHING = memoryview(b"")
 
 
-class NetExpertMesh:
+class NetExpertMesh(MemberLinks):
     """One member's end: an ExpertGroup. For one thread."""
+
+    done_word = _DONE
+    peek_bytes = _HEADER.size
 
     def __init__(self, member: Shard, others: Mapping[int, socket.socket], timeout_s: float) -> None:
         """`others`: connections that do not block. `timeout_s`: of every exchange."""
-        self._member = member
-        self._others = dict(sorted(others.items()))
+        super().__init__(member, others, timeout_s)
         self._limit_s: float | None = timeout_s
-        self._number = 0
-        self._done: set[int] = set()
-        """Members that have said so."""
-        self._is_done = False
-        weakref.finalize(self, close_all, list(self._others.values()))
 
     @classmethod
     def join(cls, member: Shard, meeting: NetMeeting, timeout_s: float) -> "NetExpertMesh":
@@ -51,63 +47,17 @@ class NetExpertMesh:
     @classmethod
     def group(cls, size: int, timeout_s: float) -> tuple["NetExpertMesh", ...]:
         """Members that are threads of this process."""
-        ends: dict[tuple[int, int], socket.socket] = {}
-        for one in range(size):
-            for other in range(one):
-                ends[one, other], ends[other, one] = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        for end in ends.values():
-            end.setblocking(False)
-        members = [Shard(rank, size) for rank in range(size)]
-        return tuple(cls(m, {other: ends[m.rank, other] for other in others_of(m)}, timeout_s) for m in members)
+        ends = joined_pairs(size, socket.SOCK_STREAM)
+        for others in ends.values():
+            for other in others.values():
+                other.setblocking(False)
+        return tuple(cls(member, others, timeout_s) for member, others in ends.items())
 
-    @property
-    def member(self) -> Shard:
-        return self._member
+    def _limit(self, timeout_s: float | None) -> None:
+        self._limit_s = timeout_s
 
-    @property
-    def sockets(self) -> Iterable[socket.socket]:
-        """Readable when something is to be seen by `has_begun`."""
-        return self._others.values()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether every member, this one too, has said that it is done."""
-        return self._is_done and self._done == self._others.keys()
-
-    def wait_for_all(self) -> None:
-        """Wait until every member calls it, too, however long that takes: they load. Raises CollectiveError."""
-        limit_s, self._limit_s = self._limit_s, None
-        self.all_to_all([torch.empty((0, 1))] * self._member.size)
-        self._limit_s = limit_s
-
-    def say_done(self) -> None:
-        """Tell that this member computes nothing more of its own. It takes part as long as others do. Raises
-        CollectiveError."""
-        self._is_done = True
+    def _tell_done(self) -> None:
         self._carry({rank: _MemberTraffic(rank, other, _DONE, None) for rank, other in self._others.items()})
-
-    def has_begun(self) -> bool:
-        """Whether another member is in a round that this one has not joined. Never waits. Raises CollectiveError when
-        one has ended before all were done."""
-        begun = [self._has_sent(rank, other) for rank, other in self._others.items()]
-        return any(begun)
-
-    def _has_sent(self, rank: int, other: socket.socket) -> bool:
-        """A header of an exchange, or the beginning of one."""
-        while True:
-            try:
-                header = other.recv(_HEADER.size, socket.MSG_PEEK)
-            except BlockingIOError:
-                return False
-            except OSError:
-                header = b""
-            if header == _DONE:
-                other.recv(_HEADER.size)
-                self._done.add(rank)
-                continue
-            if not header and not self.is_over:
-                raise gone(rank)
-            return bool(header)
 
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """See ExpertGroup. What a member sends itself is not copied."""

@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -31,32 +30,14 @@ from deltaserve.compute.collective.net_handshake import (
     receive_exactly,
     unpack_address,
 )
-from deltaserve.compute.collective.rank_listener import listen_at
+from deltaserve.compute.collective.net_meeting import NetMeeting, listen_at
 from deltaserve.compute.collective.rank_mesh import NUM_TURNS, SLOT_BYTES, close_all
 from deltaserve.core.layout.shard import Shard
 
-_MIN_KEY_BYTES = 32
 _HEADER = struct.Struct("<QQ")
 """Number of the exchange, and its bytes."""
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 """A machine that vanished between two exchanges is seen after 25 s; within one the limit of the exchange holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class NetMeeting:
-    """What a rank must know to find the others. Hosts are IPv4 addresses of the trusted data network, or names."""
-
-    host: str
-    """Where rank 0 listens, and on which port."""
-    port: int
-    own_host: str
-    """Address of this machine on which this rank listens for the others; on any port."""
-    key: bytes = field(repr=False)
-    """Secret of all ranks of this start."""
-
-    def __post_init__(self) -> None:
-        if len(self.key) < _MIN_KEY_BYTES:
-            raise ValueError(f"key of the ranks has {len(self.key)} bytes; at least {_MIN_KEY_BYTES} are needed")
 
 
 class NetMesh:
@@ -77,7 +58,7 @@ class NetMesh:
         cls, shard: Shard, meeting: NetMeeting, timeout_s: float, listener: socket.socket | None = None
     ) -> "NetMesh":
         """Returns when all ranks are there. `timeout_s`: of this and of every exchange. `listener`: where this rank
-        listens (see rank_listener.py), closed in any case; None: it opens one, and that of rank 0 is where the meeting
+        listens (see net_meeting.py), closed in any case; None: it opens one, and that of rank 0 is where the meeting
         says. Raises CollectiveError, which names the ranks that were missing."""
         return cls(shard, meet_over(shard, meeting, timeout_s, listener), timeout_s)
 

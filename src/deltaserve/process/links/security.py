@@ -72,8 +72,13 @@ class _Members:
         return hmac.compare_digest(key, self.public)
 
 
+def derive_key(key: bytes, purpose: bytes) -> bytes:
+    """A key for one purpose, of which the cluster key cannot be told: [32] bytes."""
+    return hashlib.blake2b(purpose, key=_fold(key), digest_size=32).digest()
+
+
 def _derive(key: bytes, purpose: bytes) -> CurvePair:
-    secret = z85.encode(hashlib.blake2b(purpose, key=_fold(key), digest_size=32).digest())
+    secret = z85.encode(derive_key(key, purpose))
     return CurvePair(public=zmq.curve_public(secret), secret=secret)
 
 

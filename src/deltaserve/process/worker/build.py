@@ -1,6 +1,5 @@
 """Makes a worker's parts from its spec: the torch executor, the data plane, the control plane of its role."""
 
-import hashlib
 import logging
 import socket
 import time
@@ -16,7 +15,7 @@ from deltaserve.compute.collective.collective import ALONE, Collective, ProcessC
 from deltaserve.compute.collective.expert_group import ExpertMesh, Partners
 from deltaserve.compute.collective.nccl import NcclCollective
 from deltaserve.compute.collective.net_experts import NetExpertMesh
-from deltaserve.compute.collective.net_mesh import NetMeeting
+from deltaserve.compute.collective.net_meeting import NetMeeting
 from deltaserve.compute.executor.runner import ExecutorSizes, TorchExecutor
 from deltaserve.compute.executor.warm_up import WarmUp, warm_up
 from deltaserve.compute.memory.cache_file import CacheFile
@@ -55,7 +54,7 @@ from deltaserve.process.worker.member_thread import ExpertMember, group_errors
 from deltaserve.process.worker.plane_on_demand import PlaneOnDemand
 from deltaserve.process.worker.rank_group import GroupExecutor, RankProcesses
 from deltaserve.process.worker.rank_process import RankParts, RankSeat
-from deltaserve.process.worker.rank_spec import MeetingPoint, NetPoint, group_key, rank_device
+from deltaserve.process.worker.rank_spec import MeetingPoint, group_key, rank_device
 from deltaserve.process.worker.tier_log import TierLog
 from deltaserve.process.worker.transports import open_transport
 from deltaserve.process.worker.worker_process import WorkerParts
@@ -145,9 +144,8 @@ def _join(spec: WorkerSpec, shard: Shard, meeting: MeetingPoint, listener: socke
     Raises ConfigError where these have other weights.
     """
     device, limit_s = torch.device(rank_device(spec, shard)), spec.step_stuck_after_s
-    if isinstance(meeting, NetPoint):
-        met = NetMeeting(meeting.host, meeting.port, meeting.own_host, meeting.key)
-        collective = ProcessCollective.join_over(shard, met, limit_s, listener)
+    if isinstance(meeting, NetMeeting):
+        collective = ProcessCollective.join_over(shard, meeting, limit_s, listener)
         _require_equal(spec, collective.all_gather(_digest_of_weights(spec)).view(shard.size, -1))
         return collective
     if device.type == "cuda":
@@ -157,8 +155,8 @@ def _join(spec: WorkerSpec, shard: Shard, meeting: MeetingPoint, listener: socke
 
 def _digest_of_weights(spec: WorkerSpec) -> Tensor:
     """What only equal weights have in common: [1, 32] uint8."""
-    digest = hashlib.sha256(model_fingerprint(Path(spec.model_path)).encode()).digest()
-    return torch.frombuffer(bytearray(digest), dtype=torch.uint8).view(1, -1)
+    digest = bytearray.fromhex(model_fingerprint(Path(spec.model_path)))
+    return torch.frombuffer(digest, dtype=torch.uint8).view(1, -1)
 
 
 def _require_equal(spec: WorkerSpec, digests: Tensor) -> None:

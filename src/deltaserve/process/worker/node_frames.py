@@ -142,7 +142,11 @@ def misfit(own: WorkerSpec, join: Join) -> str | None:
         return "it is no further node of this worker (--nnodes, --node-rank)"
     if join.version != __version__:
         return f"it is deltaserve {join.version}, node 0 is {__version__}"
-    pairs = [(f"{name} {_shown(other, name)}", _shown(own, name)) for name in _EQUAL if _differs(own, other, name)]
+    pairs = [
+        (f"{name} {_shown(other, name)}", _shown(own, name))
+        for name in _EQUAL
+        if getattr(own, name) != getattr(other, name)
+    ]
     if other.nodes.size != own.nodes.size:
         pairs.append((f"--nnodes {other.nodes.size}", str(own.nodes.size)))
     if (other.cache_dir is None) != (own.cache_dir is None):
@@ -155,10 +159,6 @@ def misfit(own: WorkerSpec, join: Join) -> str | None:
 def _shown(spec: WorkerSpec, name: str) -> str:
     value = getattr(spec, name)
     return str(value.value if isinstance(value, Enum) else value)
-
-
-def _differs(own: WorkerSpec, other: WorkerSpec, name: str) -> bool:
-    return bool(getattr(own, name) != getattr(other, name))
 
 
 def fitted(own: WorkerSpec, others: list[WorkerSpec]) -> WorkerSpec:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from deltaserve.compute.collective.rank_listener import listen_for_ranks
+from deltaserve.compute.collective.net_meeting import listen_for_ranks
 from deltaserve.control.sched.executor import Executor
 from deltaserve.control.sched.plan import ItemOutcome, PlanItem, StepPlan, StepResult, TokenOf, TokenValues
 from deltaserve.control.transfer.rank_chain import RankFailed, RankLogError

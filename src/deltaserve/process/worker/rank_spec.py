@@ -1,15 +1,14 @@
 """What a rank's process is told: one JSON file for all ranks of a machine, and where they meet."""
 
-import hashlib
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from deltaserve.compute.collective.net_meeting import NetMeeting
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Boot
 from deltaserve.core.layout.shard import Shard
-from deltaserve.process.links.security import LinkSecurity
+from deltaserve.process.links.security import LinkSecurity, derive_key
 from deltaserve.process.worker.worker_spec import WorkerSpec, ranks_here, read_secret
 
 
@@ -34,20 +33,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     wires: RankWires
 
 
-@dataclass(frozen=True, slots=True)
-class NetPoint:
-    """Where the ranks of a worker on several machines meet."""
-
-    host: str
-    """Address of rank 0's machine."""
-    port: int
-    own_host: str
-    """Address of this machine."""
-    key: bytes = field(repr=False)
-    """What only the ranks of this start have."""
-
-
-MeetingPoint = Path | NetPoint
+MeetingPoint = Path | NetMeeting
 """Where the collective of a worker's ranks finds its members: the beginning of paths, or a place on the network."""
 
 
@@ -79,15 +65,12 @@ def transfers_url(folder: Path, rank: int) -> str:
 def start_key(spec: WorkerSpec, boot: Boot) -> bytes:
     """A key that only ranks of this start of the worker derive: [32] bytes. One that outlived a former rank 0 has
     another, and is nobody here. Raises ConfigError."""
-    of_start = b"deltaserve ranks" + boot.to_bytes(8, "little") + spec.name.encode()
-    return hashlib.blake2b(of_start, key=hashlib.sha256(read_secret(spec)).digest(), digest_size=32).digest()
+    return derive_key(read_secret(spec), b"deltaserve ranks" + boot.to_bytes(8, "little") + spec.name.encode())
 
 
 def group_key(spec: WorkerSpec) -> bytes:
     """A key that only members of an expert group of this cluster derive: [32] bytes. Raises ConfigError."""
-    return hashlib.blake2b(
-        b"deltaserve experts", key=hashlib.sha256(read_secret(spec)).digest(), digest_size=32
-    ).digest()
+    return derive_key(read_secret(spec), b"deltaserve experts")
 
 
 def rank_security(spec: WorkerSpec, boot: Boot) -> LinkSecurity | None:
@@ -100,7 +83,7 @@ def meeting_point(spec: RankSpec, folder: Path) -> MeetingPoint:
     nodes, meeting = spec.worker.nodes, spec.wires.meeting
     if nodes is None or meeting is None:
         return folder / "collective"
-    return NetPoint(*meeting, nodes.own_host, start_key(spec.worker, spec.boot))
+    return NetMeeting(*meeting, nodes.own_host, start_key(spec.worker, spec.boot))
 
 
 def rank_device(spec: WorkerSpec, shard: Shard) -> str:
