@@ -15,6 +15,7 @@ from deltaserve.control.front.client import (
     RoleAnswer,
     RoleRefused,
     UnknownWorker,
+    WorkerTree,
 )
 from deltaserve.core.errors import FailReason, RequestFailed
 from deltaserve.core.hints import NO_HINTS, HintAnswer, HintOutcome, KvHints
@@ -72,6 +73,7 @@ class OracleEngine:
     """Rooms ended from outside."""
     num_tokens: int = 0
     """Made so far, by all rooms."""
+    held_trees: tuple[WorkerTree, ...] = ()
     evictable: dict[str, int] = field(default_factory=lambda: {"decode-0": 7})
     """What a flush would find; empty: no worker is there."""
     num_flushes: int = 0
@@ -145,6 +147,10 @@ class OracleEngine:
         """As set."""
         self.num_flushes += 1
         return dict(self.evictable)
+
+    async def trees(self) -> tuple[WorkerTree, ...]:
+        """As set."""
+        return self.held_trees
 
     def change_role(self, worker: str, role: Role, grace_s: float) -> RoleAnswer:
         """decode-0 and decode-1 are there; once asked, there is nobody else to serve."""

@@ -11,7 +11,16 @@ from deltaserve.control.engine.core import EngineCore
 from deltaserve.control.engine.driver import ComputeStep, Driver, Heard, Rest, RoleTaken, WorkerAction
 from deltaserve.control.engine.step_pace import EagerPace, PlanPace, SharedPace, StepPace
 from deltaserve.control.front.client import Generation, OutputDelta, RoleAnswer, RoleRefused, UnknownWorker
-from deltaserve.control.front.events import Deliver, Fail, FlushAsked, FrontAction, FrontConfig, WorkerLeaves, WorkerUp
+from deltaserve.control.front.events import (
+    Deliver,
+    Fail,
+    FlushAsked,
+    FrontAction,
+    FrontConfig,
+    TreesTold,
+    WorkerLeaves,
+    WorkerUp,
+)
 from deltaserve.control.front.front_core import FrontCore
 from deltaserve.control.peer.link import Dial, FrameIn, HangUp, LinkEvent, SendFrame
 from deltaserve.control.peer.table import PeerTable
@@ -615,6 +624,8 @@ class SimFront(SimProcess):
                     answer = self.answers[action.room]
                     answer.error, answer.ends, answer.ended_at = action.error, answer.ends + 1, self.world.now
                     self.world.trace.note(self.world.now, "client", action.error.reason.value)
+                case TreesTold():
+                    pass  # no operator looks
         for room in self.core.rooms.unplaced:  # whoever had it was lost, though it may come back
             self._given.pop(room, None)
         self._tick_at(self.core.next_timer())

@@ -5,6 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from deltaserve.control.front.client import RoleRefused
 from deltaserve.control.front.events import Member
 from deltaserve.control.peer.link import Dial, HangUp
 from deltaserve.core.errors import ConfigError, FailReason, RequestFailed
@@ -401,6 +402,22 @@ def test_a_report_that_makes_no_sense_is_not_used(changes: dict[str, object]) ->
 def in_group(name: str) -> Member:
     """Decode workers share experts."""
     return replace(member(name), group="experts" if name.startswith("decode") else None)
+
+
+def test_a_group_that_nobody_but_its_members_knows() -> None:
+    """They are on several machines: each says where they meet. One that was lost is of it still."""
+    cluster = Cluster(("prefill-0", "decode-0", "decode-1"))
+    in_group = msgspec.structs.replace(facts(), group="10.0.0.1:7000")
+    for name, its_facts in (("prefill-0", facts()), ("decode-0", in_group), ("decode-1", in_group)):
+        cluster.hello(name, its_facts=its_facts)
+    assert cluster.front.ready() is None
+    cluster.die("decode-1")
+    assert cluster.front.ready() == "decode-1: starting or unreachable"
+    cluster.reboot("decode-1")
+    cluster.hello("decode-1", its_facts=in_group)
+    assert cluster.front.ready() is None
+    with pytest.raises(RoleRefused, match="decode-0 shares experts"):
+        cluster.front.change_role(PeerName("decode-0"), Role.PREFILL, 1.0)
 
 
 def test_no_room_goes_to_an_expert_group_of_which_one_is_missing() -> None:

@@ -10,7 +10,7 @@ A lease locks the FULL pages from its node to the root, and of each other pool t
 needs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.block_log import BlockChange, BlockLog, BlocksForgotten, BlocksStored
@@ -23,12 +23,13 @@ from deltaserve.control.cache.radix import Node, Packed, Pages, RadixTree
 from deltaserve.control.cache.retention_hints import KeptNodes
 from deltaserve.control.cache.tails import StateEviction, TailPool
 from deltaserve.control.cache.tree_changes import EventLog
+from deltaserve.control.cache.tree_shape import shape_of
 from deltaserve.core.errors import StateError
-from deltaserve.core.ids import Namespace, PageId
+from deltaserve.core.ids import Namespace, PageId, Room
 from deltaserve.core.keys import KEY_BYTES, key_at, num_keys, unpack_keys
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.core.tokens import TOKEN_BYTES, token_len
-from deltaserve.core.wire.messages import Events
+from deltaserve.core.wire.messages import Events, TreeShape
 
 __all__ = ["Insertion", "Lease", "Match", "PrefixCache", "StateEviction"]
 
@@ -400,6 +401,10 @@ class PrefixCache:
         for node in self._tree.nodes():
             for slot in node.pages[pool]:
                 yield node.namespace, b"".join(step.tokens for step in _path(node)), slot
+
+    def shape(self, holders: Iterable[tuple[Lease, Room]], max_nodes: int) -> TreeShape:
+        """What the tree holds, for people: its FULL pages, and where the leases of which requests end."""
+        return shape_of(self._tree, ((lease._node, room) for lease, room in holders), max_nodes)
 
     def check_integrity(self) -> None:
         """Recompute locks, counts, order and page states, pools included. Raises IntegrityError."""

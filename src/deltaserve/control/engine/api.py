@@ -110,6 +110,8 @@ class InstanceConfig:
     """Pages of each pool that the file under the tree holds. Empty: there is none."""
     lacks_file: bool = False
     """There should be one, and it cannot be had."""
+    group: str = ""
+    """Where the members of its expert group meet, on several machines: nobody else could tell routers."""
     configured_role: Role | None = None
     """What the process was started as, once its role was changed; None: it never was."""
 

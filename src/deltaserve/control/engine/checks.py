@@ -15,6 +15,7 @@ from deltaserve.core.tokens import TOKEN_BYTES, token_len, unpack_u32
 from deltaserve.core.wire.messages import (
     Ask,
     AskLogprobs,
+    AskTree,
     Cancel,
     ChangeRole,
     Component,
@@ -51,7 +52,7 @@ _DECODES = (Role.DECODE.value, Role.UNIFIED.value)
 _OF_WRITERS = frozenset({Failed, Draining, Sent, Drained})
 """Either writes: prefill prompts, decode answers."""
 _ORDERS: Mapping[str, frozenset[type]] = {
-    Role.FRONT.value: frozenset({Submit, Cancel, Finish, Flush, ChangeRole, Hello}),
+    Role.FRONT.value: frozenset({Submit, Cancel, Finish, Flush, ChangeRole, AskTree, Hello}),
     Role.PREFILL.value: _OF_WRITERS | {Queued, Starting, PromptLogprobs, Grant, Revoke},
     **dict.fromkeys(_DECODES, _OF_WRITERS | {Offer, Ask, AskLogprobs, Grant, Revoke, Cancel, WriteBack}),
 }

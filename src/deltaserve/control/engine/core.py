@@ -11,9 +11,10 @@ A change of role is a change of engines: this one drains, ends its endpoints, an
 of its own, over the same pools and tree. What carries the boot is new: links, tickets, rooms. Memory is what stays.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from deltaserve.control.cache.lease import Lease
 from deltaserve.control.engine.api import Action, DrainRequested, Event, InstanceConfig, TellBlocks
 from deltaserve.control.engine.back_reader import BackReader
 from deltaserve.control.engine.back_writer import BackWriter
@@ -51,8 +52,8 @@ from deltaserve.control.transfer.commands import (
 )
 from deltaserve.control.transfer.receiver import Receiver
 from deltaserve.core.errors import FailReason
-from deltaserve.core.ids import Boot, PeerName, Role
-from deltaserve.core.wire.messages import ChangeRole, Flush, Hello
+from deltaserve.core.ids import Boot, PeerName, Role, Room
+from deltaserve.core.wire.messages import AskTree, ChangeRole, Flush, Hello
 
 SERVES = frozenset({Role.DECODE, Role.UNIFIED})
 """Roles that serve requests of fronts (and take pages in)."""
@@ -235,6 +236,15 @@ class EngineCore:
                     self.parts.tiering.clear()
             case ChangeRole():
                 self._on_change(heard.message, turn.now)
+            case AskTree():
+                shape = self.parts.cache.shape(self._holders(), heard.message.max_nodes)
+                self.links.send(peer.name, shape, turn)
+
+    def _holders(self) -> Iterator[tuple[Lease, Room]]:
+        """Who leases what."""
+        for request in (*self.outflow.requests(), *self.serving.requests()):
+            if request.lease is not None:
+                yield request.lease, request.room
 
     def tick(self, now: float) -> None:
         if self._change is not None and self._change.has_left:

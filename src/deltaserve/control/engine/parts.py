@@ -103,6 +103,7 @@ def facts_of(config: InstanceConfig) -> Facts:
         max_running=config.max_running_requests,
         vocab_size=config.vocab_size,
         keys_seed_check=seed_check(config.cluster_secret, config.fingerprint),
+        group=config.group,
     )
 
 

@@ -9,7 +9,7 @@ from deltaserve.core.errors import FailReason
 from deltaserve.core.hints import NO_HINTS, KvHints
 from deltaserve.core.ids import Namespace, PeerName, Role, Room
 from deltaserve.core.sampling import SamplingParams, TokenLogprobs
-from deltaserve.core.wire.messages import CacheUse, FinishReason, PeerAddress, Status, Usage
+from deltaserve.core.wire.messages import CacheUse, FinishReason, PeerAddress, Status, TreeShape, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,18 @@ class EngineStats:
     """Worker |-> its process, which a signal or a debugger has stopped."""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerTree:
+    """What one worker's tree holds."""
+
+    name: str
+    role: str
+    shape: TreeShape | None
+    """None: the worker, which is there, has not answered yet."""
+    age_s: float = 0.0
+    """Seconds since it told."""
+
+
 class RoleAnswer(Enum):
     """Answer to a request for a worker to change its role."""
 
@@ -141,6 +153,10 @@ class Engine(Protocol):
 
     def flush_cache(self) -> dict[str, int]:
         """Every worker there is drops the pages no request holds: name |-> how many those were by its last report."""
+        ...
+
+    async def trees(self) -> tuple[WorkerTree, ...]:
+        """What the trees of all workers hold that are there. Waits for their answers, a second at most."""
         ...
 
     def change_role(self, worker: str, role: Role, grace_s: float) -> RoleAnswer:

@@ -33,7 +33,12 @@ class Fail:
     error: RequestFailed
 
 
-FrontAction = LinkAction | Deliver | Fail
+@dataclass(frozen=True, slots=True)
+class TreesTold:
+    """Every worker that was asked what its tree holds has answered, or is gone."""
+
+
+FrontAction = LinkAction | Deliver | Fail | TreesTold
 
 
 @dataclass(frozen=True, slots=True)

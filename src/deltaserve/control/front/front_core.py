@@ -10,14 +10,23 @@ it goes on behind what the client has.
 from collections import Counter
 
 from deltaserve.control.front.balance import POLICIES
-from deltaserve.control.front.client import EngineStats, Generation, Limits, RoleAnswer, UnknownWorker
-from deltaserve.control.front.events import FlushAsked, FrontAction, FrontConfig, FrontEvent, WorkerLeaves, WorkerUp
+from deltaserve.control.front.client import EngineStats, Generation, Limits, RoleAnswer, UnknownWorker, WorkerTree
+from deltaserve.control.front.events import (
+    FlushAsked,
+    FrontAction,
+    FrontConfig,
+    FrontEvent,
+    TreesTold,
+    WorkerLeaves,
+    WorkerUp,
+)
 from deltaserve.control.front.half_placing import HalfPlacer
 from deltaserve.control.front.known_worker import Worker
 from deltaserve.control.front.lifecycle import Lifecycle
 from deltaserve.control.front.placing import Placer
 from deltaserve.control.front.retry import Cause
 from deltaserve.control.front.streams import KeyedSample, LiveRoom, Rooms
+from deltaserve.control.front.tree_looks import TreeLooks
 from deltaserve.control.front.workers import Workers
 from deltaserve.control.peer.link import FrameIn, LinkBroken, PeerDied
 from deltaserve.core.errors import ConfigError, DeadlineTooShort, FailReason, IntegrityError, RequestFailed
@@ -35,6 +44,7 @@ from deltaserve.core.wire.messages import (
     PromptLogprobs,
     Status,
     Tokens,
+    TreeShape,
 )
 
 
@@ -55,6 +65,7 @@ class FrontCore:
         self.counts: Counter[str] = Counter()
         """submitted, finished, resumed, retried_<cause>, failed_<reason>, refused_<reason>: since the start."""
         self._lifecycle = Lifecycle(config, self.workers, self.placer, self.rooms, self.counts, self._out.append)
+        self._looks = TreeLooks(self.workers)
         self._is_draining = False
         is_watching = config.half is Role.PREFILL
         self._awaited = "no decode worker has had its pages" if is_watching else "no complete answer"
@@ -167,6 +178,18 @@ class FrontCore:
             raise UnknownWorker(f"no worker {name[:80]!r} here, but: {', '.join(w.name for w in self.workers)}")
         return worker
 
+    def ask_trees(self, now: float) -> list[FrontAction]:
+        """Somebody looks at what the trees hold. TreesTold follows when all have answered, at once where none is
+        asked."""
+        self._looks.ask(now)
+        if not self._looks.is_owed:
+            self._out.append(TreesTold())
+        return self._flush()
+
+    def trees(self, now: float) -> tuple[WorkerTree, ...]:
+        """What those workers told last that are there."""
+        return self._looks.trees(now)
+
     def drain(self) -> None:
         """Take no more samples; those on their way end as they would."""
         self._is_draining = True
@@ -252,6 +275,9 @@ class FrontCore:
                 self._lifecycle.on_prompt_logprobs(worker, message, now)
             case Finished():
                 self._lifecycle.on_finished(worker, message, now)
+            case TreeShape():
+                if self._looks.tell(worker, message, now):
+                    self._out.append(TreesTold())
             case _:
                 self.counts["unexpected_messages"] += not isinstance(message, Heartbeat)
 

@@ -112,6 +112,12 @@ class Worker:
         """Tokens of the pool that keeps every page, the first; 0 while the worker tells of none."""
         return next(iter(self.facts.pool_pages), 0) * self.facts.page_size
 
+    @property
+    def group(self) -> str | None:
+        """Name of its expert group, whose members compute all steps together; None: it is in none. As whoever started
+        it says, or the worker itself where its group is on several machines."""
+        return self.member.group or self.facts.group or None
+
     def report(self, now: float) -> LoadReport:
         return LoadReport(
             worker=self.name,
@@ -123,7 +129,7 @@ class Worker:
             own_rooms=self.own_rooms,
             own_output_tokens=self.own_output_tokens,
             unseen=self.unseen,
-            group=self.member.group,
+            group=self.group,
         )
 
     def describe(self) -> str:

@@ -87,8 +87,8 @@ class Workers:
     def pools(self) -> list[Pool]:
         """Workers that take rooms now, by revision, in configuration order. None of a group of which one is missing:
         it cannot compute, and all of it are about to end."""
-        maimed = {w.member.group for w in self._workers.values() if not w.is_ready} - {None}
-        return pools_of(w for w in self._workers.values() if w.takes_rooms and w.member.group not in maimed)
+        maimed = {w.group for w in self._workers.values() if not w.is_ready} - {None}
+        return pools_of(w for w in self._workers.values() if w.takes_rooms and w.group not in maimed)
 
     def pool(self, revision: Revision | None) -> Pool:
         """Workers of a revision that take rooms now; without any where there are none."""
@@ -238,7 +238,7 @@ class Workers:
         """Why its role cannot be changed now."""
         if {worker.role, role}.difference(CHANGEABLE):
             return f"{worker.name} is a {worker.role.value} worker: only prefill and decode change into each other"
-        if worker.member.group is not None:
+        if worker.group is not None:
             return f"{worker.name} shares experts with other {worker.role.value} workers: they all keep their role"
         if worker.asked is not None:
             return None

@@ -2,7 +2,7 @@
 
 front -> decode  Submit, Cancel, Finish             decode -> front   Tokens, Finished, PromptLogprobs
 front -> prefill Submit, Cancel                     prefill -> front  Finished
-front -> any     Flush, ChangeRole
+front -> any     Flush, ChangeRole, AskTree          any -> front     TreeShape
 decode -> prefill Offer, Ask, AskLogprobs, Cancel,  prefill -> decode Queued, Starting, PromptLogprobs
                   WriteBack
 reader -> writer  Grant, Revoke                     writer -> reader  Failed, Draining, Drained, Sent
@@ -22,7 +22,7 @@ from deltaserve.core.hints import NO_HINTS, HintAnswer, KvHints
 from deltaserve.core.ids import Role
 from deltaserve.core.sampling import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 
 class CacheUse(Enum):
@@ -93,6 +93,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     vocab_size: int = 0
     keys_seed_check: bytes = b""
     """Hash of (cluster secret, fingerprint): unequal secrets are found at the handshake, not as misses."""
+    group: str = ""
+    """Where the members of its expert group meet, equal among them: none of them computes without the others. Empty: it
+    is in none, or whoever started it says so."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -324,6 +327,43 @@ class ChangeRole(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unk
     """Time until what still runs is handed to another worker."""
 
 
+class AskTree(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """An operator looks at what a tree holds. Answered with TreeShape; nothing is touched by it."""
+
+    max_nodes: int
+    """Most nodes that the answer is to have."""
+
+
+class TreeNode(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A node of a tree, of which no text is told."""
+
+    parent: int | None
+    """Place of its parent in the list; None: it is a root, which holds no pages itself."""
+    label: str
+    """Hash of the path up to the node's end, in hexadecimal digits; of a root whose tree it is."""
+    num_pages: int
+    num_below: int
+    """Pages of the node and of all that was seen below it, those included that are not in the list."""
+    num_leases: int
+    """Leases of it or below it: none of its pages can be evicted while there is one."""
+    is_kept: bool
+    """Whether a client asked to keep it for a while."""
+    rooms: tuple[bytes, ...]
+    """Some of the requests whose lease ends here."""
+
+
+class TreeShape(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """What a tree holds, largest subtrees first."""
+
+    page_size: int
+    nodes: tuple[TreeNode, ...]
+    """Parents stand before their children."""
+    num_seen: int
+    """Nodes that were looked at; those of them that are not in the list are counted in `num_below`."""
+    num_unseen: int
+    """Nodes at whose pages, and at what is below them, nobody looked: a look is bounded."""
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Where a request's prompt came from, and how long each part took (seconds)."""
 
@@ -492,6 +532,8 @@ Message = (
     | Finish
     | Flush
     | ChangeRole
+    | AskTree
+    | TreeShape
     | Tokens
     | Finished
     | Events

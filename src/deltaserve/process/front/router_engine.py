@@ -8,6 +8,7 @@ stands still while it runs callbacks, and counts whole milliseconds.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 from typing import assert_never
@@ -20,6 +21,7 @@ from deltaserve.control.front.client import (
     OutputDelta,
     RoleAnswer,
     RoleRefused,
+    WorkerTree,
 )
 from deltaserve.control.front.events import (
     Deliver,
@@ -29,6 +31,7 @@ from deltaserve.control.front.events import (
     FrontConfig,
     FrontEvent,
     Member,
+    TreesTold,
     WorkerLeaves,
     WorkerUp,
 )
@@ -49,6 +52,8 @@ _CLOSE_LINGER_MS = 200
 _AFTER_BUG_S = 1.0
 _STILL_S = 10.0
 _LEAVE_GRACE_S = 30.0
+_TREES_S = 1.0
+"""Longest wait for what workers tell of their trees: one that computes a long step answers behind it."""
 
 
 class RouterEngine:
@@ -79,6 +84,7 @@ class RouterEngine:
         """Revisions of the model of which there was a pair when last looked at, if there was any."""
         self._halted: dict[PeerName, int] = {}
         """Worker |-> its process, which neither works nor ends."""
+        self._trees_told = asyncio.Event()
         self._breach: str | None = None
         self.breached = asyncio.Event()
         """Set when two counts disagree: the process should drain and end."""
@@ -116,6 +122,14 @@ class RouterEngine:
         self._handle(FlushAsked())
         ready = [worker for worker in self._core.workers if worker.is_ready]
         return {w.name: sum(w.status.evictable_pages) if w.status else 0 for w in ready}
+
+    async def trees(self) -> tuple[WorkerTree, ...]:
+        """Ask the workers what their trees hold, as request.client.Engine says."""
+        self._trees_told.clear()
+        self._perform(self._core.ask_trees(monotonic()))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._trees_told.wait(), _TREES_S)
+        return self._core.trees(monotonic())
 
     def change_role(self, worker: str, role: Role, grace_s: float) -> RoleAnswer:
         """Change a worker's role, as request.client.Engine says."""
@@ -329,6 +343,8 @@ class RouterEngine:
                 case Fail(room, error):
                     if room in self._streams:
                         self._streams[room].fail(error)
+                case TreesTold():
+                    self._trees_told.set()
                 case _:
                     assert_never(action)
         self._set_timer()

@@ -225,6 +225,7 @@ class CheckpointNames(NamedTuple):
 def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, names: CheckpointNames) -> InstanceConfig:
     """What the control plane must know of spec, model and memory."""
     cache = model.cache_spec(spec.page_size, spec.kv_dtype, spec.state_dtype)
+    seat = spec.expert_seat
     return InstanceConfig(
         name=PeerName(spec.name),
         role=spec.role,
@@ -244,6 +245,7 @@ def instance_config(spec: WorkerSpec, boot: Boot, model: ModelSpec, names: Check
         has_staging=spec.staging is not None,
         tier_slots=spec.cache_slots,
         lacks_file=spec.cache_dir is not None and not spec.cache_slots,
+        group="" if seat is None or seat.nodes is None else f"{seat.nodes.host}:{seat.nodes.port}",
     )
 
 
