@@ -8,6 +8,7 @@ X's modules made from their docstrings, which are read with `ast`: nothing is im
 import argparse
 import ast
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -105,6 +106,8 @@ def write_sources(folder: Path) -> None:
     for uri, text in pages.items():
         (folder / uri).parent.mkdir(parents=True, exist_ok=True)
         (folder / uri).write_text(text)
+    for picture in (ROOT / "docs").glob("*.png"):
+        shutil.copy(picture, folder)
     (folder / "conf.py").write_text(_CONF)
 
 

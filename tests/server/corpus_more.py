@@ -180,7 +180,17 @@ def look_alikes() -> Iterator[Case]:
         "/v1%2Fcompletions/",
     ):
         yield Case(f"path_{path}", path, good, 404, "not_found")
-    for path in ("/server_info/x", "/metrics/", "/admin", "/admin/", "/admin/requests", "/.env", "/debug/pprof"):
+    for path in (
+        "/server_info/x",
+        "/metrics/",
+        "/admin",
+        "/admin/",
+        "/admin/requests/",
+        "/admin/trees/x",
+        "/view/x",
+        "/.env",
+        "/debug/pprof",
+    ):
         yield Case(f"path_{path}", path, b"", 404, "not_found", method="GET", headers={})
     for method, path in (
         ("POST", "/metrics"),

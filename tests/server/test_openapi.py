@@ -139,7 +139,7 @@ def test_answers_to_each_field_of_agents_are_as_described(path: str, field: str)
 
 def test_every_public_route_is_described(codec: TextCodec) -> None:
     app = create_app(OracleEngine(), codec, ServerSettings(MODEL))
-    others = {"/metrics", "/flush_cache", "/reset_prefix_cache", "/", "/docs"}
+    others = {"/metrics", "/flush_cache", "/reset_prefix_cache", "/", "/docs", "/view"}
     served = {route.path.replace(":path", "") for route in app.routes}  # type: ignore[attr-defined]
     described = document(PUBLIC)["paths"]
     assert isinstance(described, dict)

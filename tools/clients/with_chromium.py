@@ -25,7 +25,7 @@ _PAGE = Path(__file__).with_suffix(".html")
 _PATIENCE_S = 600.0
 """From one check's result to the next."""
 _PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-_FLAGS = (
+FLAGS = (
     *("--headless", "--disable-gpu", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
@@ -42,7 +42,7 @@ def told_by_page(server: Server, chromium: str) -> Iterator[dict[str, str | None
     results: Results = queue.Queue()
     with _page_served(server, results), TemporaryDirectory() as profile:
         rights = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium's sandbox is not for root
-        argv = [chromium, *_FLAGS, *rights, f"--user-data-dir={profile}", "--remote-debugging-port=0", _address(server)]
+        argv = [chromium, *FLAGS, *rights, f"--user-data-dir={profile}", "--remote-debugging-port=0", _address(server)]
         browser = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             while (line := results.get(timeout=_PATIENCE_S)) != "null":

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deltaserve.control.front.client import Engine
-from deltaserve.server import docs_page
+from deltaserve.server import browser_pages, view_routes
 from deltaserve.server import info_routes as info
 from deltaserve.server.api_errors import ApiError, excerpt
 from deltaserve.server.dialects.registry import DIALECTS
@@ -92,8 +92,8 @@ PUBLIC = (
     HttpRoute("GET", "/openapi.json", openapi, "This document"),
 )
 PAGES = (
-    HttpRoute("GET", "/", docs_page.home, "To the page", access=Access.PAGE),
-    HttpRoute("GET", "/docs", docs_page.page, "The API, for people", access=Access.PAGE),
+    HttpRoute("GET", "/", browser_pages.home, "To the page", access=Access.PAGE),
+    HttpRoute("GET", "/docs", browser_pages.docs, "The API, for people", access=Access.PAGE),
 )
 """Pages for browsers; no part of the API that /openapi.json describes."""
 ADMIN = (
@@ -107,7 +107,12 @@ ADMIN = (
     HttpRoute("GET", "/admin/workers", info.workers, "Workers, and whether they are used"),
     HttpRoute("POST", "/admin/workers/join", info.join_worker, "Use a worker that listens there"),
     HttpRoute("POST", "/admin/workers/leave", info.remove_worker, "Use a worker no more"),
-    HttpRoute("GET", "/admin/requests/{id}", info.past_request, "Where a recent request's time went"),
+    HttpRoute(
+        "GET", "/admin/requests", view_routes.requests, "Requests inside, and where the time of recent ones went"
+    ),
+    HttpRoute("GET", "/admin/requests/{id}", view_routes.past_request, "Where a recent request's time went"),
+    HttpRoute("GET", "/admin/trees", view_routes.trees, "What each worker's tree holds, and who leases it"),
+    HttpRoute("GET", "/view", browser_pages.view, "All of this as it happens, for people", access=Access.PAGE),
 )
 OPEN_METRICS = HttpRoute("GET", "/metrics", info.metrics, "Prometheus metrics", access=Access.PAGE)
 """On the API's listener, where its operator says so."""

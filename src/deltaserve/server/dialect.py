@@ -130,6 +130,7 @@ class PrefillFormat(AnswerFormat):
 def recorded(record: JobRecord) -> Iterator[None]:
     """Writes down how a job ended. Failures leave it as ApiError; their details are in the log."""
     outcome = "client_gone"
+    record.begin()
     try:
         yield
         outcome = "ok"

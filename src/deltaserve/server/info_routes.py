@@ -314,14 +314,6 @@ async def flush_cache(front: Front, request: Request) -> Response:
     return json_reply({"flushing": True, "evictable_pages": evictable}, 202)
 
 
-async def past_request(front: Front, request: Request) -> Response:
-    """GET /admin/requests/{id}: where a recent request's time went."""
-    line = front.recorder.find(request.path_params["id"])
-    if line is None:
-        raise ApiError(404, "not_found", "no recent request has this id")
-    return json_reply(line)
-
-
 def _names(front: Front) -> dict[str, object]:
     """What the model is called, and where it is: what routers of other projects read before they send anything."""
     name = front.settings.model_name

@@ -6,6 +6,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
 
 from deltaserve.core.wire.messages import FinishReason
 from deltaserve.server.jobs import Job
@@ -29,25 +31,50 @@ class Recorder:
         self.metrics = metrics
         self.model = model
         self.spans = spans
-        self._lines: deque[tuple[str, int, Mapping[str, object]]] = deque()
+        self._lines: deque[_Ended] = deque()
         self._num_samples = 0
+        self._running: dict[str, JobRecord] = {}
+
+    def begin(self, record: "JobRecord") -> None:
+        """A job is inside."""
+        self._running[record.job.id] = record
 
     def remember(self, job_id: str, num_samples: int, line: Mapping[str, object]) -> None:
         """Log a finished job and keep its line."""
-        self._lines.append((job_id, num_samples, line))
+        self._running.pop(job_id, None)
+        self._lines.append(_Ended(job_id, num_samples, line, time.monotonic()))
         self._num_samples += num_samples
         while len(self._lines) > MAX_REMEMBERED or self._num_samples > MAX_REMEMBERED_SAMPLES:
-            self._num_samples -= self._lines.popleft()[1]
+            self._num_samples -= self._lines.popleft().num_samples
         _log.info(json.dumps(line), extra={"fields": line})
 
     def find(self, job_id: str) -> Mapping[str, object] | None:
         """The line of a job that ended not long ago."""
-        return next((line for known, _, line in reversed(self._lines) if known == job_id), None)
+        return next((ended.line for ended in reversed(self._lines) if ended.job_id == job_id), None)
+
+    def recent(self, most: int) -> list[dict[str, object]]:
+        """The last jobs that ended, latest first, each with how long ago that was."""
+        now = time.monotonic()
+        latest = islice(reversed(self._lines), most)
+        return [{"ended_s_ago": round(now - ended.at, 3), **ended.line} for ended in latest]
+
+    def running(self, most: int) -> list[dict[str, object]]:
+        """The jobs that are inside, oldest first."""
+        return [record.line_so_far() for record in islice(self._running.values(), most)]
+
+
+class _Ended(NamedTuple):
+    """A job that ended."""
+
+    job_id: str
+    num_samples: int
+    line: Mapping[str, object]
+    at: float
 
 
 @dataclass(slots=True)
 class JobRecord:
-    """One job being recorded. `end` is called exactly once."""
+    """One job being recorded. `begin` and `end` are called exactly once each."""
 
     recorder: Recorder
     job: Job
@@ -65,6 +92,10 @@ class JobRecord:
 
     def __post_init__(self) -> None:
         self.counts = {sample.index: Count() for sample in self.job.samples}
+
+    def begin(self) -> None:
+        """The job is inside, until `end`."""
+        self.recorder.begin(self)
 
     def piece(self, piece: TextPiece) -> None:
         """Note that a sample gained something."""
@@ -149,18 +180,23 @@ class JobRecord:
         return request_span(f"generate {self.recorder.model}", self.caller.received, end, outcome, about, times)
 
     def _line(self, outcome: str, elapsed: float) -> dict[str, object]:
-        return {
-            "id": self.job.id,
-            "request_id": self.caller.request_id,
-            "outcome": outcome,
-            "e2e_s": round(elapsed, 6),
-            "samples": [
-                {
-                    "room": sample.generation.room.hex(),
-                    "prompt_tokens": len(sample.prompt.tokens),
-                    "output_tokens": count.num_tokens,
-                    **(timings(sample.index, count.report) if count.report else {}),
-                }
-                for sample, count in zip(self.job.samples, self.counts.values(), strict=True)
-            ],
-        }
+        return {**self._names(), "outcome": outcome, "e2e_s": round(elapsed, 6), "samples": self._samples()}
+
+    def line_so_far(self) -> dict[str, object]:
+        """What is known of the job while it is inside."""
+        return {**self._names(), "age_s": round(time.monotonic() - self.caller.received, 3), "samples": self._samples()}
+
+    def _names(self) -> dict[str, object]:
+        return {"id": self.job.id, "request_id": self.caller.request_id}
+
+    def _samples(self) -> list[dict[str, object]]:
+        samples = zip(self.job.samples, self.counts.values(), strict=True)
+        return [
+            {
+                "room": sample.generation.room.hex(),
+                "prompt_tokens": len(sample.prompt.tokens),
+                "output_tokens": count.num_tokens,
+                **(timings(sample.index, count.report) if count.report else {}),
+            }
+            for sample, count in samples
+        ]

@@ -136,6 +136,7 @@ class Demo:
             on = stack.enter_context(own_server(_SERVER, self._argv(self._port, DecodeCache.ON), heard))
             with own_server(_SERVER, self._argv(off_port, DecodeCache.OFF), heard):
                 self._say(f"Ready. Pages move from prefill to decode by {heard.transport}.")
+                self._say(f"To watch in a browser: {on_url}/view with decode's cache, {_url(off_port)}/view without.")
                 comparisons = self._compare(_url(off_port), on_url)
             self._console.print(make_table(comparisons))
             self._say(in_words(*comparisons))
@@ -264,7 +265,7 @@ def shown_path(path: Path) -> str:
 
 def watch_line(base_url: str) -> str:
     """What shows the server at work."""
-    return f"{command_name()} top --base-url {base_url}"
+    return f"{command_name()} top --base-url {base_url}    # in a browser: {base_url}/view"
 
 
 def tell_ending(console: Console, ending: Ending, serve_line: str, shell_commands: Sequence[str]) -> None:

@@ -6,11 +6,13 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -18,6 +20,8 @@ from deltaserve.commands.client.admin import ask_admin, ask_text
 from deltaserve.commands.client.http_client import fault, http_client
 from deltaserve.commands.top.figures import Look, ServerFigures, figures, series_of
 from deltaserve.commands.top.screen import shown
+from deltaserve.commands.top.trees import tree_lines
+from deltaserve.commands.top.waterfall import request_lines
 from deltaserve.core.errors import ConfigError
 from deltaserve.process.front.secrets import read_api_keys
 from deltaserve.server.settings import ApiKey
@@ -25,13 +29,20 @@ from deltaserve.settings.urls import DEFAULT_URL, server_root
 
 _FEWEST_S = 0.2
 _TIMEOUT_S = 10.0
+_Lines = Callable[[Mapping[str, Any]], Iterable[str]]
+_EXTRAS: Mapping[str, tuple[str, _Lines]] = {
+    "trees": ("/admin/trees", tree_lines),
+    "requests": ("/admin/requests", request_lines),
+}
+"""Option |-> route of what it shows, and the lines that are made of the answer."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `deltaserve top`."""
     parser.description = (
         "What a running server is doing: requests, tokens, what its caches hold and find, and each worker. It only "
-        "reads, and shows no text of any request. Where stdout is no terminal each look is printed below the last."
+        "reads, and shows no text of any request. Where stdout is no terminal each look is printed below the last. "
+        "The same is a page of the server, for browsers: /view where its admin routes are."
     )
     parser.add_argument("url", nargs="?", metavar="URL", help=f"the server (default {DEFAULT_URL})")
     parser.add_argument("--base-url", metavar="URL", help="the same, as other commands call it")
@@ -39,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--api-key-file", type=Path, metavar="FILE", help="keys as for `serve`; the first admin key is sent"
     )
+    parser.add_argument("--trees", action="store_true", help="also the largest prefixes in each worker's tree")
+    parser.add_argument("--requests", action="store_true", help="also where the time of the last requests went")
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default 1)")
     parser.add_argument("--once", action="store_true", help="two looks, an interval apart, and the figures of both")
     parser.add_argument("--json", action="store_true", help="figures as JSON, a line for each look")
@@ -51,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     if None not in (arguments.url, arguments.base_url) and arguments.url != arguments.base_url:
         raise ConfigError(f"URL {arguments.url} and --base-url {arguments.base_url} differ: give one of them")
     keys = read_api_keys(arguments.api_key_file) if arguments.api_key_file else ()
-    watch = _Watch(arguments.url or arguments.base_url or DEFAULT_URL, arguments.admin_url, keys)
+    extras = [name for name in _EXTRAS if getattr(arguments, name)]
+    watch = _Watch(arguments.url or arguments.base_url or DEFAULT_URL, arguments.admin_url, keys, extras)
     first = watch.look()
     if isinstance(first, str):
         print(first, file=sys.stderr)
@@ -66,16 +80,28 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class _OneLook:
+    """What one look found."""
+
+    figures: ServerFigures
+    extras: Mapping[str, Mapping[str, Any]]
+    """What was asked for besides, by option."""
+    picture: RenderableType
+
+
 class _Watch:
     """Looks at one server, and what each comes to beside the one before it."""
 
-    def __init__(self, base_url: str, admin_url: str | None, keys: Sequence[ApiKey]) -> None:
+    def __init__(self, base_url: str, admin_url: str | None, keys: Sequence[ApiKey], extras: Sequence[str]) -> None:
+        """`extras`: options, of `_EXTRAS`, for what else is shown."""
         self.where = server_root(base_url)
         self._places = base_url, admin_url, keys
+        self._extras = extras
         self._last: Look | None = None
 
-    def look(self) -> ServerFigures | str:
-        """The figures, or why there are none."""
+    def look(self) -> _OneLook | str:
+        """What is there now, or why that is not known."""
         base_url, admin_url, keys = self._places
         try:
             answer = ask_admin("/server_info", base_url, admin_url, keys)
@@ -85,12 +111,18 @@ class _Watch:
                 return f"{self.where}: its admin routes do not answer: {answer.refusal}"
             now = Look(time.monotonic(), answer.content, series_of(ask_text("/metrics", answer.root, keys)))
             found = figures(now, self._last)
+            extras = {name: json.loads(ask_text(_EXTRAS[name][0], answer.root, keys)) for name in self._extras}
+            told = _OneLook(found, extras, self._picture(found, extras))
         except httpx.HTTPError as error:
             return fault(self.where, error)
         except (ValueError, KeyError, TypeError, AttributeError):
             return f"{self.where}: what answers for the admin routes is not deltaserve, or of another version"
         self._last = now
-        return found
+        return told
+
+    def _picture(self, found: ServerFigures, extras: Mapping[str, Mapping[str, Any]]) -> RenderableType:
+        parts = ["\n".join(["", *_EXTRAS[name][1](content)]) for name, content in extras.items()]
+        return Group(shown(found, self.where), *(Text(part, no_wrap=True) for part in parts))
 
 
 def _print(watch: _Watch, arguments: argparse.Namespace) -> None:
@@ -98,13 +130,13 @@ def _print(watch: _Watch, arguments: argparse.Namespace) -> None:
     console = Console(width=None if sys.stdout.isatty() else 160)
     while True:
         time.sleep(arguments.interval)
-        found = watch.look()
-        if isinstance(found, str):
-            print(found, file=sys.stderr)
+        told = watch.look()
+        if isinstance(told, str):
+            print(told, file=sys.stderr)
         elif arguments.json:
-            print(json.dumps(dataclasses.asdict(found)), flush=True)
+            print(json.dumps({**dataclasses.asdict(told.figures), **told.extras}), flush=True)
         else:
-            console.print(shown(found, watch.where))
+            console.print(told.picture)
         if arguments.once:
             return
 
@@ -114,7 +146,6 @@ def _live(watch: _Watch, interval_s: float) -> None:
     console = Console()
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            found = watch.look()
-            picture: RenderableType = Text(found, style="red") if isinstance(found, str) else shown(found, watch.where)
-            live.update(picture, refresh=True)
+            told = watch.look()
+            live.update(Text(told, style="red") if isinstance(told, str) else told.picture, refresh=True)
             time.sleep(interval_s)

@@ -1,4 +1,4 @@
-"""GET /docs: a page that needs nothing from elsewhere and runs no script but its own."""
+"""GET /docs and GET /view: pages that need nothing from elsewhere and run no script but their own."""
 
 import base64
 import hashlib
@@ -27,9 +27,10 @@ async def test_the_page_is_there_for_a_browser(codec: TextCodec, settings: Serve
         assert asked.status_code == (401 if settings.api_keys else 200)
 
 
-async def test_nothing_comes_from_elsewhere_and_no_other_script_runs(codec: TextCodec) -> None:
+@pytest.mark.parametrize("page", ["/docs", "/view"])
+async def test_nothing_comes_from_elsewhere_and_no_other_script_runs(codec: TextCodec, page: str) -> None:
     async with served(codec, OracleEngine(), ServerSettings(MODEL)) as case:
-        reply = await case.client.get("/docs")
+        reply = await case.client.get(page)
     assert not re.findall(r"(?:https?:)?//[a-z]", reply.text, re.IGNORECASE)
     assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\son\w+=|style=", reply.text)
     policy = dict(part.strip().split(" ", 1) for part in reply.headers["content-security-policy"].split(";"))
