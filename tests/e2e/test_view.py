@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.e2e.reference import random_prompt
-from tests.e2e.server import Server
+from tests.e2e.server import Server, wait_until
 from tests.patience import PATIENCE_S
 from tools.browser import BrowserPage, browser
 from tools.clients.with_chromium import find_chromium
@@ -25,16 +25,21 @@ def test_a_prefix_is_named_alike_wherever_it_lies(shared_pair: Server) -> None:
     shared_pair.complete(PROMPT, 4)
     shared_pair.complete([*PROMPT[:64], *random_prompt(40, seed=42)], 4)
     shared_pair.wait_quiet()
-    trees = {tree["role"]: tree for tree in told(shared_pair, "/admin/trees")["workers"]}
-    labels = {
-        role: {node["label"] for node in tree["nodes"] if node["parent"] is not None} for role, tree in trees.items()
-    }
-    assert labels["prefill"] & labels["decode"]
-    for role, tree in trees.items():
-        statuses = [worker["status"] for worker in shared_pair.workers().values() if worker["role"] == role]
-        held = sum(node["pages_below"] for node in tree["nodes"] if node["parent"] is None)
-        assert held == sum(status["evictable_pages"][0] for status in statuses)
-        assert not any(node["leases"] for node in tree["nodes"])
+
+    def agree() -> bool:
+        """Whether the trees hold the pages that the workers' last reports count: an answer may return meanwhile."""
+        told_pages = {
+            tree["name"]: sum(node["pages_below"] for node in tree["nodes"] or () if node["parent"] is None)
+            for tree in told(shared_pair, "/admin/trees")["workers"]
+        }
+        reports = shared_pair.workers().items()
+        return told_pages == {name: worker["status"]["evictable_pages"][0] for name, worker in reports}
+
+    wait_until(agree, "trees and reports agree")
+    trees = told(shared_pair, "/admin/trees")["workers"]
+    prefill, decode = ({node["label"] for node in tree["nodes"] if node["parent"] is not None} for tree in trees)
+    assert prefill & decode
+    assert not any(node["leases"] for tree in trees for node in tree["nodes"])
 
 
 @pytest.fixture(scope="module")
