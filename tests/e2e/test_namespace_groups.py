@@ -50,6 +50,15 @@ def test_answers_are_those_of_transformers(groups: Groups) -> None:
     groups.check_listening()
 
 
+def test_the_router_knows_who_computes_together(groups: Groups) -> None:
+    """Nobody but the members could tell it: each says where they meet."""
+    told = [(worker["role"], worker["group"]) for worker in groups.workers().values()]
+    prefill, decode = ({group for role, group in told if role == each} for each in ("prefill", "decode"))
+    assert (len(told), len(prefill), len(decode)) == (4, 1, 1)
+    assert prefill != decode
+    assert None not in prefill | decode
+
+
 def test_a_member_that_is_killed_in_the_middle_of_a_stream(groups: Groups) -> None:
     """Its group ends with it; both are started by hand, and the stream goes on."""
     prompt = random_prompt(13, seed=4)

@@ -66,6 +66,8 @@ class WorkerStats:
     """Where it listens; None: not known yet."""
     revision: str | None = None
     """Name of its revision: equal among workers that serve a request together. None: it has not told yet."""
+    group: str | None = None
+    """Name of its expert group, whose members compute every step together; None: it is in none."""
     leaving: bool = False
     refusal: str | None = None
     breaker: str = "closed"

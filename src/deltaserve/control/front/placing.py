@@ -227,6 +227,7 @@ class Placer:
             state=worker.peer.state.value,
             url=worker.member.url,
             revision=None if worker.revision is None else str(worker.revision),
+            group=worker.group,
             leaving=worker.leaves_at is not None,
             refusal=worker.refusal,
             breaker=self.breakers.state(worker.name).value,
