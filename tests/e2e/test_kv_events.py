@@ -23,9 +23,11 @@ def endpoint() -> str:
 
 
 @pytest.fixture
-def server(folder: Path, tiny_models: Path, endpoint: str) -> Iterator[Server]:
+def server(request: pytest.FixtureRequest, folder: Path, tiny_models: Path, endpoint: str) -> Iterator[Server]:
+    """With further flags, where the test names some."""
     config = json.dumps({"endpoint": endpoint, "topic": "kv"})
-    flags = ("--page-size", str(PAGE_SIZE), "--num-pages", "40", "--kv-events-config", config)
+    more = getattr(request, "param", ())
+    flags = ("--page-size", str(PAGE_SIZE), "--num-pages", "40", "--kv-events-config", config, *more)
     with serving(folder, tiny_models / "llama", *flags) as server:
         yield server
 
@@ -73,31 +75,63 @@ class Picture:
         return at
 
 
-def test_a_listener_knows_what_each_side_holds(server: Server, endpoint: str) -> None:
-    host, _, port = endpoint.rpartition(":")
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    prefill, decode = (Picture(context, f"{host}:{int(port) + index}") for index in range(2))
-    draw = Random(3)
+class Listeners:
+    """A picture of each side, made by whoever asks the server."""
 
-    def ask(length: int) -> list[int]:
-        prompt = [draw.randrange(3, 200) for _ in range(length)]
-        server.complete(prompt, max_tokens=4)
+    def __init__(self, server: Server, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        host, _, port = endpoint.rpartition(":")
+        self.prefill, self.decode = (Picture(context, f"{host}:{int(port) + index}") for index in range(2))
+        self._server = server
+        self._draw = Random(3)
+        while not (self.prefill.pages and self.decode.pages):  # until both are connected
+            self.ask(PAGE_SIZE + 1)
+            self.prefill.hear()
+            self.decode.hear()
+        server.flush()
+
+    def ask(self, length: int) -> list[int]:
+        prompt = [self._draw.randrange(3, 200) for _ in range(length)]
+        self._server.complete(prompt, max_tokens=4)
         return prompt
 
+    def ask_known(self) -> list[int]:
+        """A prompt of five pages and a part, which both sides tell of."""
+        prompt = self.ask(5 * PAGE_SIZE + 3)
+        for picture in (self.prefill, self.decode):
+            wait_until(lambda of=picture: of.cached_len_now(prompt) == 5 * PAGE_SIZE, "pages to be told", self._server)  # type: ignore[misc]
+        return prompt
+
+
+@pytest.fixture
+def listeners(server: Server, endpoint: str) -> Iterator[Listeners]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        while not (prefill.pages and decode.pages):  # until both are connected
-            ask(PAGE_SIZE + 1)
-            prefill.hear()
-            decode.hear()
-        server.flush()
-        long = ask(5 * PAGE_SIZE + 3)
-        wait_until(lambda: prefill.cached_len_now(long) == 5 * PAGE_SIZE, "prefill's pages to be told", server)
-        wait_until(lambda: decode.cached_len_now(long) == 5 * PAGE_SIZE, "decode's pages to be told", server)
-        assert prefill.cached_len([9, *long]) == 0
-        for _ in range(12):  # more than there are pages: what was asked first is evicted
-            ask(5 * PAGE_SIZE)
-        wait_until(lambda: decode.cached_len_now(long) == 0, "eviction to be told", server)
-        for picture in (prefill, decode):
-            assert picture.numbers == list(range(picture.numbers[0], picture.numbers[-1] + 1))
+        yield Listeners(server, endpoint, context)
     finally:
         context.destroy(linger=0)
+
+
+def test_a_listener_knows_what_each_side_holds(server: Server, listeners: Listeners) -> None:
+    long = listeners.ask_known()
+    prefill, decode = listeners.prefill, listeners.decode
+    assert prefill.cached_len([9, *long]) == 0
+    for _ in range(12):  # more than there are pages: what was asked first is evicted
+        listeners.ask(5 * PAGE_SIZE)
+    wait_until(lambda: decode.cached_len_now(long) == 0, "eviction to be told", server)
+    for picture in (prefill, decode):
+        assert picture.numbers == list(range(picture.numbers[0], picture.numbers[-1] + 1))
+
+
+@pytest.mark.parametrize("server", [("--cache-dir", ".", "--cache-dir-mib", "64")], indirect=True)
+def test_what_the_file_holds_counts_as_held(server: Server, listeners: Listeners) -> None:
+    """It has left both caches, whose room others took; flushing empties the file, too, and is told."""
+    long = listeners.ask_known()
+    filed, evicted = "deltaserve_tier_pages", 'deltaserve_pages_evicted_total{pool="0"}'
+    wait_until(lambda: all(values[filed] >= 5 for values in server.metrics().values()), "copies", server)
+    for _ in range(12):
+        listeners.ask(5 * PAGE_SIZE)
+    wait_until(lambda: all(values[evicted] > 20 for values in server.metrics().values()), "evictions", server)
+    assert listeners.prefill.cached_len_now(long) == listeners.decode.cached_len_now(long) == 5 * PAGE_SIZE
+    server.flush()
+    for picture in (listeners.prefill, listeners.decode):
+        wait_until(lambda of=picture: of.cached_len_now(long) == 0, "the flush to be told", server)  # type: ignore[misc]

@@ -1,5 +1,7 @@
 """Numbered changes, and the snapshot that heals a gap."""
 
+from deltaserve.control.cache.block_log import BlockLog, BlocksRemoved
+from deltaserve.control.cache.prefix_cache import PrefixCache
 from deltaserve.control.cache.tree_changes import MAX_PENDING_KEYS, EventLog, FiledEventLog
 from deltaserve.core.keys import KEY_BYTES
 from deltaserve.core.wire.messages import Events
@@ -118,6 +120,44 @@ def test_what_the_file_forgets_is_still_in_the_tree() -> None:
     assert log.drain() == told(0, key(1), b"")
     log.evicted(key(1))
     assert log.drain() == told(1, b"", key(1))
+
+
+def removed(blocks: BlockLog) -> list[bytes]:
+    """Keys that others were told to be gone since the last call."""
+    taken = blocks.take()
+    assert taken is not None
+    return [change.keys for change in taken if isinstance(change, BlocksRemoved)]
+
+
+def test_routers_of_others_hear_that_a_page_is_gone_when_neither_holds_it() -> None:
+    blocks = BlockLog(100)
+    log = FiledEventLog(blocks)
+    log.stored(key(1) + key(2) + key(3))
+    log.filed(key(1))
+    log.filed(key(2))
+    assert log.evicted(key(2) + key(3)) == key(3)  # whoever evicts tells of it
+    assert removed(blocks) == []
+    log.unfiled(key(2))
+    log.unfiled(key(1))
+    assert removed(blocks) == [key(2)]
+    assert log.evicted(key(1)) == key(1)
+
+
+def test_a_tree_with_a_file_tells_others_when_neither_holds_a_page() -> None:
+    toy, blocks = Toy(4), BlockLog(100)
+    log = FiledEventLog(blocks)
+    retentions = toy.retentions[: len(toy.pools)]
+    toy.cache = PrefixCache(toy.page_size, toy.pools, retentions, blocks=blocks, events=log)
+    toy.put("abc")
+    _, keys = toy.text("abc")
+    first, second = keys[:KEY_BYTES], keys[KEY_BYTES : 2 * KEY_BYTES]
+    log.filed(first)
+    log.filed(second)
+    toy.cache.clear()
+    changes = toy.cache.drain_blocks()
+    assert [change.keys for change in changes if isinstance(change, BlocksRemoved)] == [keys[2 * KEY_BYTES :]]
+    log.unfiled(second)
+    assert toy.cache.drain_blocks() == (BlocksRemoved(second),)
 
 
 def test_a_page_that_is_stored_when_it_has_left_the_tree_is_told() -> None:

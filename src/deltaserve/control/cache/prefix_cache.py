@@ -598,11 +598,11 @@ class PrefixCache:
         return node
 
     def _note_gone(self, keys: bytes) -> None:
-        self._events.evicted(keys)
+        gone = self._events.evicted(keys)
         if self._newcomers is not None:
             self._newcomers.path_gone(keys)
-        if self._blocks is not None:
-            self._blocks.removed(keys)
+        if self._blocks is not None and gone:
+            self._blocks.removed(gone)
 
     def _may_grow(self, node: Node, lease: Lease, num_new: int, new_pages: Pages) -> bool:
         """Whether `node` is a lone leaf that no other lease ends at, and would stay one that a node may be. One that is

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import islice
 
+from deltaserve.control.cache.block_log import BlockLog
 from deltaserve.core.keys import KEY_BYTES, unpack_keys
 from deltaserve.core.wire.messages import Events
 
@@ -34,8 +35,10 @@ class EventLog:
     def stored(self, keys: bytes) -> None:
         self._append(True, keys)
 
-    def evicted(self, keys: bytes) -> None:
+    def evicted(self, keys: bytes) -> bytes:
+        """Note that these left the tree. Returns those that are nowhere any more."""
         self._append(False, keys)
+        return keys
 
     def beside_tree(self) -> bytes:
         """Keys that are had although they are not in the tree, for a snapshot."""
@@ -71,15 +74,17 @@ class FiledEventLog(EventLog):
     Who routes by these keys sends a prompt where it is read or shared, and not where it would be computed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: BlockLog | None = None) -> None:
+        """`blocks`: is told of pages that the file was the last to hold."""
         super().__init__()
+        self._blocks = blocks
         self._places: dict[bytes, int] = {}
 
     def stored(self, keys: bytes) -> None:
         self._add(unpack_keys(keys), _TREE)
 
-    def evicted(self, keys: bytes) -> None:
-        self._remove(unpack_keys(keys), _TREE)
+    def evicted(self, keys: bytes) -> bytes:
+        return self._remove(unpack_keys(keys), _TREE)
 
     def filed(self, key: bytes) -> None:
         """The file holds the page from now on."""
@@ -87,7 +92,9 @@ class FiledEventLog(EventLog):
 
     def unfiled(self, key: bytes) -> None:
         """The file holds it no longer."""
-        self._remove((key,), _FILE)
+        gone = self._remove((key,), _FILE)
+        if gone and self._blocks is not None:
+            self._blocks.removed(gone)
 
     def beside_tree(self) -> bytes:
         return b"".join(islice((key for key, places in self._places.items() if places == _FILE), MAX_FILE_KEYS))
@@ -99,7 +106,7 @@ class FiledEventLog(EventLog):
         if new:
             super().stored(b"".join(new))
 
-    def _remove(self, keys: Sequence[bytes], place: int) -> None:
+    def _remove(self, keys: Sequence[bytes], place: int) -> bytes:
         gone: list[bytes] = []
         for key in keys:
             places = self._places.pop(key, 0) & ~place
@@ -107,5 +114,4 @@ class FiledEventLog(EventLog):
                 self._places[key] = places
             else:
                 gone.append(key)
-        if gone:
-            super().evicted(b"".join(gone))
+        return super().evicted(b"".join(gone)) if gone else b""

@@ -49,7 +49,7 @@ def build_parts(config: InstanceConfig) -> Parts:
     options = config.options
     blocks = BlockLog(_MAX_BLOCKS) if options.tells_blocks else None
     states, kv = StateEviction(options.state_eviction), KvEviction(options.kv_eviction)
-    log = FiledEventLog() if config.tier_slots else None
+    log = FiledEventLog(blocks) if config.tier_slots else None
     cache = PrefixCache(config.cache.page_size, pools, config.cache.pools, states, blocks, kv, log)
     budget = Budget(cache, pools)
     scheduler = Scheduler(sched_config(config), cache, budget, config.seed_of)
