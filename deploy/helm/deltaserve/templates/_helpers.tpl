@@ -179,9 +179,9 @@ spec:
     {{- include "deltaserve.workerPod" (dict "root" .root "part" .part "role" .role "component" .role) | nindent 4 }}
 {{- end }}
 
-{{/* Workers whose ranks are in a pod of each of several nodes: groups of github.com/kubernetes-sigs/lws, which gives every
-container LWS_GROUP_SIZE, LWS_WORKER_INDEX (0: the leader) and LWS_LEADER_ADDRESS (its pkg/utils/pod/pod_utils.go). That
-is a name below the headless service that it makes, with the set's own name, for pods that are not ready too
+{{/* Workers whose ranks are in a pod of each of several nodes: groups of github.com/kubernetes-sigs/lws, which gives
+every container LWS_GROUP_SIZE, LWS_WORKER_INDEX (0: the leader) and LWS_LEADER_ADDRESS (its pkg/utils/pod/pod_utils.go).
+That is a name below the headless service that it makes, with the set's own name, for pods that are not ready too
 (pkg/utils/controller/controller_utils.go): node 0 is not until the others have found it. Were a service of that name
 there already, such as the workers' own, it would make none. */}}
 {{- define "deltaserve.workersOfNodes" -}}
@@ -294,8 +294,8 @@ spec:
       ports:
         - name: links
           containerPort: {{ $values.links.port }}
-      # A worker listens once its weights are loaded. It ends by itself when it stands still (exit codes 70 to 74), so
-      # there is no livenessProbe: there is nothing that one could find out first.
+      # A worker listens once all of its ranks have loaded. It ends by itself when it stands still (exit codes 70 to 74),
+      # so there is no livenessProbe: there is nothing that one could find out first.
       startupProbe:
         tcpSocket: {port: links}
         periodSeconds: 5
