@@ -26,7 +26,7 @@ def is_front_alive(port: int) -> bool | None:
 
 
 def takes_links(port: int) -> bool:
-    """A worker listens once its weights are loaded, and ends by itself when it stands still."""
+    """A worker listens once all of its ranks have loaded, and ends by itself when it stands still."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE_S).close()
     except OSError:

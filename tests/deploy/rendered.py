@@ -75,10 +75,14 @@ def named(objects: Sequence[Json], kind: str, name: str) -> Json:
 
 
 def pods(objects: Sequence[Json]) -> Iterator[tuple[str, Json]]:
-    """Component |-> pod template of every workload."""
+    """Component |-> pod template of every workload, of which a LeaderWorkerSet has two."""
     for kind in ("StatefulSet", "Deployment"):
         for each in of_kind(objects, kind):
             yield each["metadata"]["labels"]["app.kubernetes.io/component"], each["spec"]["template"]
+    for each in of_kind(objects, "LeaderWorkerSet"):
+        for name in ("leaderTemplate", "workerTemplate"):
+            template = each["spec"]["leaderWorkerTemplate"][name]
+            yield template["metadata"]["labels"]["app.kubernetes.io/component"], template
 
 
 def containers(objects: Sequence[Json]) -> dict[str, Json]:

@@ -45,7 +45,7 @@ def make_keys(folder: Path) -> Keys:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Three parts that run, and where they listen."""
+    """Parts that run, and where they listen."""
 
     parts: Mapping[str, Process]
     keys: Keys
@@ -83,7 +83,7 @@ def running(folder: Path, lines: Mapping[str, Sequence[str]], keys: Keys, ports:
         wait_until(lambda: _is_ready(api) or _has_ended(parts), "readiness", parts["router"])
         assert not _has_ended(parts)
         yield Release(parts, keys, api, admin)
-        for name in ("router", "decode", "prefill"):
+        for name in ("router", "decode", "prefill", *(parts.keys() - {"router", "decode", "prefill"})):
             assert parts[name].end() == 0, parts[name].log()
     except BaseException as error:
         error.add_note("\n".join(part.tail() for part in parts.values()))

@@ -32,8 +32,11 @@ from tests.deploy.rendered import (
 from tests.deploy.running import MODEL, Release, make_keys, running
 from tests.ports import free_ports
 
-CASES = ("1p1d", "3p1d-tp4", "routers")
+TWO_NODES = "1p1d-two-nodes"
+CASES = ("1p1d", "3p1d-tp4", "routers", TWO_NODES)
 PARTS = ("prefill", "decode", "router")
+NODES = ("prefill-node", "decode-node")
+"""Further nodes, of workers that have any."""
 LIFE_S = 10
 """Seconds for processes to end once requests have: docs/operations.md."""
 Objects = list[Json]
@@ -49,9 +52,20 @@ def objects(rendered: dict[str, Objects], request: pytest.FixtureRequest) -> Obj
     return rendered[request.param]
 
 
-def argv_of(container: Json) -> list[str]:
-    """As the kubelet starts it, with the pod's address."""
-    return [word.replace("$(POD_IP)", "10.1.2.3") for word in container["args"]]
+def argv_of(container: Json, node: int = 0) -> list[str]:
+    """As the kubelet starts it, with the pod's address, and what a LeaderWorkerSet tells that node of two."""
+    known = {
+        "POD_IP": "10.1.2.3",
+        "LWS_GROUP_SIZE": "2",
+        "LWS_WORKER_INDEX": str(node),
+        "LWS_LEADER_ADDRESS": "r-deltaserve-prefill-nodes-0.r-deltaserve-prefill-nodes.prod",
+    }
+    return [re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], word) for word in container["args"]]
+
+
+def nodes_in(objects: Objects) -> list[str]:
+    """Components of further nodes that there are."""
+    return [part for part, _ in pods(objects) if part not in PARTS]
 
 
 def test_its_version_is_that_of_the_code() -> None:
@@ -74,13 +88,39 @@ def test_every_object_fits_the_schemas_of_kubernetes(helm: Helm, name: str, tmp_
             "needs the schemas of Kubernetes: pip install kubernetes-validate (23 MB), as scripts/make-venv does"
         )
     file = tmp_path / "objects.yaml"
-    known = [each for each in helm.template("--values", str(case(name))) if each["kind"] != "ServiceMonitor"]
+    objects = helm.template("--values", str(case(name)))
+    known = [each for each in objects if each["kind"] not in ("ServiceMonitor", "LeaderWorkerSet")]
+    for each in of_kind(objects, "LeaderWorkerSet"):
+        template = each["spec"]["leaderWorkerTemplate"]
+        known += [as_pod_template(template[which]) for which in ("leaderTemplate", "workerTemplate")]
     file.write_text(yaml.safe_dump_all(known))
     command = [sys.executable, "-W", "ignore", "-m", "kubernetes_validate", "--strict", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     assert said.count(" passed for resource ") == len(known)
+
+
+def as_pod_template(template: Json) -> Json:
+    """An object of its own, which has a schema."""
+    return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "template"}, "template": template}
+
+
+def test_a_leader_worker_set_has_fields_that_there_are(rendered: dict[str, Objects]) -> None:
+    """Those of api/leaderworkerset/v1/leaderworkerset_types.go in kubernetes-sigs/lws, whose schema nobody packages."""
+    for each in of_kind(rendered[TWO_NODES], "LeaderWorkerSet"):
+        assert each["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
+        spec = dict(each["spec"])
+        template = dict(spec.pop("leaderWorkerTemplate"))
+        assert spec == {"replicas": 1, "startupPolicy": "LeaderCreated"}
+        del template["leaderTemplate"], template["workerTemplate"]
+        assert template == {"size": 2, "restartPolicy": "None"}
+
+
+def test_no_service_is_in_the_way_of_the_one_that_a_leader_worker_set_makes(objects: Objects) -> None:
+    """It has the set's name, and leads to pods that are not ready."""
+    taken = {each["metadata"]["name"] for each in of_kind(objects, "Service")}
+    assert not taken & {each["metadata"]["name"] for each in of_kind(objects, "LeaderWorkerSet")}
 
 
 @pytest.mark.parametrize(
@@ -94,12 +134,25 @@ def test_every_object_fits_the_schemas_of_kubernetes(helm: Helm, name: str, tmp_
         ({"transfers.network": "eth0"}, "network"),
         ({"serviceMonitor": {"enabled": True, "credentials": {"secretName": "m"}}}, "networkPolicy.metricsFrom lets"),
         ({"networkPolicy.enabled": False, "serviceMonitor.enabled": True}, "serviceMonitor.credentials.secretName"),
+        ({"prefill.nodes": 0}, "nodes"),
+        ({"prefill.nodes": 2, "prefill.tpSize": 3}, "prefill.nodes 2: must divide prefill.tpSize, 3 ranks"),
+        ({"decode.nodes": 2, "decode.tpSize": 2, "device": "cuda"}, "decode.nodes 2 with device cuda: ranks on GPUs"),
+        ({"decode.nodes": 2, "decode.tpSize": 2, "transfers.network": "10.0.0.0/8"}, "leave transfers.network out"),
     ],
 )
 def test_wrong_values_are_refused_by_name(helm: Helm, values: Json, words: str) -> None:
     done = helm.run("template", "r", str(CHART), "--values", str(case("1p1d")), *set_all(values))
     assert done.returncode != 0
     assert words in done.stderr
+
+
+def test_a_name_that_leaves_no_room_for_those_of_pods_is_refused(helm: Helm) -> None:
+    """The API server refuses pods of a StatefulSet whose name has more than 52 characters."""
+    longest, values = "r" * 24, ("--values", str(case(TWO_NODES)))
+    assert helm.run("template", longest, str(CHART), *values).returncode == 0
+    done = helm.run("template", longest + "r", str(CHART), *values)
+    assert done.returncode != 0
+    assert "has 50 characters, 49 at most" in done.stderr
 
 
 def test_its_defaults_are_those_that_the_values_name(helm: Helm) -> None:
@@ -109,8 +162,13 @@ def test_its_defaults_are_those_that_the_values_name(helm: Helm) -> None:
 
 
 def test_deltaserve_takes_every_line(objects: Objects) -> None:
-    found = {part: settings_of(argv_of(container)) for part, container in containers(objects).items()}
-    assert set(found) == set(PARTS)
+    nodes = nodes_in(objects)
+    found = {part: settings_of(argv_of(each, int(part in nodes))) for part, each in containers(objects).items()}
+    assert set(found) == {*PARTS, *nodes}
+    for part in nodes:
+        ranks, first = found[part].parallelism, found[part.removesuffix("-node")].parallelism
+        assert (first.nnodes, first.node_rank, ranks.node_rank) == (2, 0, 1)
+        assert ranks == first.model_copy(update={"node_rank": 1})
     for part in ("prefill", "decode"):
         links = containers(objects)[part]["ports"]
         assert [{"name": "links", "containerPort": found[part].disaggregation.disaggregation_bootstrap_port}] == links
@@ -132,6 +190,7 @@ def check_router_ports(objects: Objects, settings: Settings) -> None:
         ("1p1d", {"prefill": (1, 1), "decode": (1, 1), "router": (1, 1)}),
         ("3p1d-tp4", {"prefill": (3, 4), "decode": (1, 4), "router": (1, 1)}),
         ("routers", {"prefill": (1, 1), "decode": (2, 1), "router": (3, 2)}),
+        (TWO_NODES, {"prefill": (1, 4), "decode": (1, 2), "router": (1, 1)}),
     ],
 )
 def test_it_has_the_shape_that_was_asked_for(
@@ -139,13 +198,17 @@ def test_it_has_the_shape_that_was_asked_for(
 ) -> None:
     """Part |-> replicas, and ranks of a worker or fronts of a router."""
     objects = rendered[name]
-    sets = {each["metadata"]["name"].rpartition("-")[2]: each for each in of_kind(objects, "StatefulSet")}
-    sets |= {"router": of_kind(objects, "Deployment")[0]}
+    kinds = ("StatefulSet", "LeaderWorkerSet", "Deployment")
+    sets = {component_of(each): each for kind in kinds for each in of_kind(objects, kind)}
     found = {}
-    for part, container in containers(objects).items():
+    for part in sets:
         word = "--fronts" if part == "router" else "--tp-size"
-        found[part] = (sets[part]["spec"]["replicas"], int(flag(container["args"], word)))
+        found[part] = (sets[part]["spec"]["replicas"], int(flag(containers(objects)[part]["args"], word)))
     assert found == shape
+
+
+def component_of(each: Json) -> str:
+    return str(each["metadata"]["labels"]["app.kubernetes.io/component"])
 
 
 def test_a_worker_on_gpus_has_one_for_each_rank(rendered: dict[str, Objects]) -> None:
@@ -171,7 +234,8 @@ def test_routers_find_workers_behind_the_names_of_the_services(objects: Objects)
         assert (
             int(port) == service["spec"]["ports"][0]["port"] == containers(objects)[role]["ports"][0]["containerPort"]
         )
-        assert named(objects, "StatefulSet", name)["spec"]["serviceName"] == name
+        for each in of_kind(objects, "StatefulSet"):
+            assert each["spec"]["serviceName"] == each["metadata"]["name"]
 
 
 def selects_labels(service: Json, pod: Json) -> bool:
@@ -188,28 +252,53 @@ def test_services_lead_to_ports_of_their_pods(objects: Objects) -> None:
 def test_each_workload_selects_its_own_pods_and_each_budget_one_workload(objects: Objects) -> None:
     for kind in ("StatefulSet", "Deployment", "PodDisruptionBudget"):
         for each in of_kind(objects, kind):
-            chosen = [
-                part for part, pod in pods(objects) if selects(each["spec"]["selector"], pod["metadata"]["labels"])
-            ]
-            assert chosen == [each["metadata"]["labels"]["app.kubernetes.io/component"]]
+            own = component_of(each)
+            of_a_worker = [own, *({f"{own}-node"} & {*nodes_in(objects)})]
+            assert chosen_by(each["spec"]["selector"], objects) == of_a_worker
     assert len(of_kind(objects, "PodDisruptionBudget")) == len(PARTS)
+
+
+def chosen_by(selector: Json, objects: Objects) -> list[str]:
+    """Components of the pods that it selects."""
+    return [part for part, pod in pods(objects) if selects(selector, pod["metadata"]["labels"])]
 
 
 def test_workers_are_reached_by_their_own_release_alone(objects: Objects) -> None:
     policy = named(objects, "NetworkPolicy", "r-deltaserve-workers")["spec"]
-    labels = {part: pod["metadata"]["labels"] for part, pod in pods(objects)}
-    assert [part for part in PARTS if selects(policy["podSelector"], labels[part])] == ["prefill", "decode"]
+    assert {*chosen_by(policy["podSelector"], objects)} == {"prefill", "decode"}
     links, pages = policy["ingress"][:2]
     decode = containers(objects)["decode"]
     first, last = next(each["value"] for each in decode["env"] if each["name"] == "UCX_TCP_PORT_RANGE").split("-")
     assert links["ports"] == [{"port": decode["ports"][0]["containerPort"]}]
     assert pages["ports"] == [{"port": int(first), "endPort": int(last)}]
-    for rule, allowed in ((links, [*PARTS]), (pages, ["prefill", "decode"])):
-        (peer,) = rule["from"]
-        assert set(peer) == {"podSelector"}, "of this namespace"
-        assert [part for part in PARTS if selects(peer["podSelector"], labels[part])] == allowed
-        other = labels["decode"] | {"app.kubernetes.io/instance": "another"}
+    check_from(links, {*PARTS}, objects)
+    check_from(pages, {"prefill", "decode", *nodes_in(objects)}, objects)
+
+
+def check_from(rule: Json, allowed: set[str], objects: Objects) -> None:
+    """It lets in these components of this release, and nobody else."""
+    (peer,) = rule["from"]
+    assert set(peer) == {"podSelector"}, "of this namespace"
+    assert {*chosen_by(peer["podSelector"], objects)} == allowed
+    for _, pod in pods(objects):
+        other = pod["metadata"]["labels"] | {"app.kubernetes.io/instance": "another"}
         assert not selects(peer["podSelector"], other)
+
+
+def test_nodes_of_a_worker_reach_each_other_and_pages_reach_them(rendered: dict[str, Objects]) -> None:
+    """The ranks of a worker listen on any port."""
+    objects = rendered[TWO_NODES]
+    pages = named(objects, "NetworkPolicy", "r-deltaserve-workers")["spec"]["ingress"][1]
+    for role in ("prefill", "decode"):
+        policy = named(objects, "NetworkPolicy", f"r-deltaserve-{role}-nodes")["spec"]
+        nodes = {role, f"{role}-node"}
+        assert {*chosen_by(policy["podSelector"], objects)} == nodes
+        each_other, theirs = policy["ingress"]
+        assert "ports" not in each_other
+        check_from(each_other, nodes, objects)
+        assert theirs == pages
+    for name in {*CASES} - {TWO_NODES}:
+        assert len(of_kind(rendered[name], "NetworkPolicy")) == 2
 
 
 def test_routers_are_reached_at_the_api_and_at_the_admin_ports_by_whom_the_values_name(
@@ -284,6 +373,9 @@ def test_a_key_as_the_kubelet_lays_it_is_read(tmp_path: Path) -> None:
 def test_pods_have_the_time_to_drain(objects: Objects) -> None:
     for part, pod in pods(objects):
         container = containers(objects)[part]
+        if part in NODES:
+            assert "lifecycle" not in container, "it ends with its worker: there is nothing to drain"
+            continue
         program, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
         assert program == "sleep"
         grace_s = int(float(flag(container["args"], "--shutdown-grace-s")))
@@ -300,6 +392,8 @@ def test_probes_ask_what_there_is(objects: Objects) -> None:
         patience_s = found[part]["startupProbe"]["periodSeconds"] * found[part]["startupProbe"]["failureThreshold"]
         assert patience_s >= Settings().process.start_timeout_s
         assert "livenessProbe" not in found[part], "a worker that stands still ends by itself"
+    for part in nodes_in(objects):
+        assert not {"ports", "startupProbe", "readinessProbe", "livenessProbe"} & found[part].keys(), "none is known"
 
 
 def test_llm_d_reads_routers_as_servers_that_do_both(rendered: dict[str, Objects]) -> None:
@@ -318,7 +412,7 @@ def test_llm_d_reads_routers_as_servers_that_do_both(rendered: dict[str, Objects
 
 PAGES = range(61000, 61100)
 """Ports of page transfers, which no other test is given, nor a connection by the kernel."""
-PODS = {"prefill": "127.0.0.2", "decode": "127.0.0.3", "router": "127.0.0.1"}
+PODS = {"prefill": "127.0.0.2", "decode": "127.0.0.3", "router": "127.0.0.1", "prefill-node": "127.0.0.4"}
 
 
 def lines_on_loopback(objects: Objects, folder: Path) -> dict[str, list[str]]:
@@ -334,6 +428,8 @@ def here(word: str, part: str, folder: Path) -> str:
             return str(MODEL if mounted == "/model" else folder) + word.removeprefix(mounted)
     for other in ("prefill", "decode"):
         word = word.replace(f"r-deltaserve-{other}.prod.svc", PODS[other])
+    word = word.replace("$(LWS_GROUP_SIZE)", "2").replace("$(LWS_WORKER_INDEX)", str(int(part in NODES)))
+    word = word.replace("$(LWS_LEADER_ADDRESS)", "localhost")  # a name, of the address that is the network's here
     return word.replace("$(POD_IP)", PODS[part]).replace("0.0.0.0", PODS[part])
 
 
@@ -345,9 +441,7 @@ def test_what_it_renders_serves(helm: Helm, tmp_path: Path, monkeypatch: pytest.
     values = {**ports, "router.fronts": 2, "transfers.firstPort": PAGES.start, "transfers.lastPort": PAGES.stop - 1}
     objects = helm.template("--values", str(case("1p1d")), *set_all(values))
     pages = named(objects, "NetworkPolicy", "r-deltaserve-workers")["spec"]["ingress"][1]["ports"][0]
-    for each in containers(objects)["decode"]["env"]:
-        if each["name"] == "UCX_TCP_PORT_RANGE":
-            monkeypatch.setenv(each["name"], each["value"])
+    set_page_ports(objects, monkeypatch)
     keys = make_keys(tmp_path)
     with running(tmp_path, lines_on_loopback(objects, tmp_path), keys, (api, admin)) as release:
         first = release.ask()
@@ -362,6 +456,28 @@ def test_what_it_renders_serves(helm: Helm, tmp_path: Path, monkeypatch: pytest.
             log = release.parts[part].log()
             assert '"level": "info"' in log
             assert '"level": "warning"' not in log and '"level": "error"' not in log
+
+
+def set_page_ports(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in containers(objects)["decode"]["env"]:
+        if each["name"] == "UCX_TCP_PORT_RANGE":
+            monkeypatch.setenv(each["name"], each["value"])
+
+
+def test_a_worker_on_two_nodes_serves(helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Further nodes find the first by a name, and listen for nothing but pages."""
+    links, api, admin, nodes = free_ports(4)
+    ports = {"links.port": links, "router.port": api, "router.adminPort": admin, "nodes.port": nodes}
+    workers = {"prefill.nodes": 2, "prefill.tpSize": 2}
+    pages = {"transfers.firstPort": PAGES.start, "transfers.lastPort": PAGES.stop - 1}
+    objects = helm.template("--values", str(case("1p1d")), *set_all(ports | workers | pages))
+    set_page_ports(objects, monkeypatch)
+    lines = lines_on_loopback(objects, tmp_path)
+    with running(tmp_path, lines, make_keys(tmp_path), (api, admin)) as release:
+        answer = release.ask()
+        assert answer.status_code == 200, answer.text
+        assert {links, nodes} <= release.listening("prefill")
+        assert release.listening("prefill-node") and release.listening("prefill-node") <= {*PAGES}
 
 
 def check_listeners(release: Release, links: int, pages: range) -> None:

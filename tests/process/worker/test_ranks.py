@@ -11,6 +11,7 @@ import pytest
 from deltaserve.process.children.exits import Exit
 from deltaserve.process.links.links import Links
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 from tests.process.worker.server import running, wait_until, wait_until_gone
 from tests.process.worker.test_worker import supervised
 from tests.process.worker.workers import Front, Worker, working
@@ -42,6 +43,13 @@ def test_every_rank_computes_every_step(tmp_path: Path, links: Links) -> None:
         assert worker.code() == Exit.OK
         for pid in pids:
             wait_until_gone(pid)
+
+
+def test_a_worker_listens_once_all_of_its_ranks_have_loaded(tmp_path: Path) -> None:
+    """Who probes the port, as Kubernetes does, takes it for ready then."""
+    with working(tmp_path, "rank-looks", tp_size=2, port=free_port()) as worker:
+        worker.port()
+        assert "the worker listens already" not in worker.log()
 
 
 def test_lines_of_a_rank_name_it(tmp_path: Path) -> None:

@@ -119,17 +119,18 @@ image: {{ include "deltaserve.image" .root }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 securityContext:
   {{- toYaml .root.Values.containerSecurityContext | nindent 2 }}
+{{- with .part.preStopSeconds }}
 lifecycle:
   preStop:
     exec:
-      command: [sleep, {{ .part.preStopSeconds | quote }}]
+      command: [sleep, {{ . | quote }}]
+{{- end }}
 {{- end }}
 
-{{/* The StatefulSet of one role and its headless service. Called with {root, part, role}. */}}
+{{/* What one role's workers are in, and its headless service. Called with {root, part, role}. */}}
 {{- define "deltaserve.worker" -}}
 {{- $name := printf "%s-%s" (include "deltaserve.fullname" .root) .role -}}
 {{- $values := .root.Values -}}
-{{- $isCuda := eq $values.device "cuda" -}}
 apiVersion: v1
 kind: Service
 metadata:
@@ -152,6 +153,12 @@ spec:
       port: {{ $values.links.port }}
       targetPort: links
 ---
+{{ include (gt (int .part.nodes) 1 | ternary "deltaserve.workersOfNodes" "deltaserve.workersOfOne") . }}
+{{- end }}
+
+{{/* Workers whose ranks are all in one pod. */}}
+{{- define "deltaserve.workersOfOne" -}}
+{{- $name := printf "%s-%s" (include "deltaserve.fullname" .root) .role -}}
 apiVersion: apps/v1
 kind: StatefulSet
 metadata:
@@ -169,86 +176,153 @@ spec:
       {{- include "deltaserve.selector" .root | nindent 6 }}
       app.kubernetes.io/component: {{ .role }}
   template:
-    metadata:
-      labels:
-        {{- include "deltaserve.labels" .root | nindent 8 }}
-        app.kubernetes.io/component: {{ .role }}
-        {{- if $values.llmd.enabled }}
-        llm-d.ai/role: {{ .role }}
+    {{- include "deltaserve.workerPod" (dict "root" .root "part" .part "role" .role "component" .role) | nindent 4 }}
+{{- end }}
+
+{{/* Workers whose ranks are in a pod of each of several nodes: groups of github.com/kubernetes-sigs/lws, which gives
+every container LWS_GROUP_SIZE, LWS_WORKER_INDEX (0: the leader) and LWS_LEADER_ADDRESS (its pkg/utils/pod/pod_utils.go).
+That is a name below the headless service that it makes, with the set's own name, for pods that are not ready too
+(pkg/utils/controller/controller_utils.go): node 0 is not until the others have found it. Were a service of that name
+there already, such as the workers' own, it would make none. */}}
+{{- define "deltaserve.workersOfNodes" -}}
+{{- $name := printf "%s-%s-nodes" (include "deltaserve.fullname" .root) .role -}}
+{{- include "deltaserve.checkNodes" (dict "root" .root "part" .part "role" .role "name" $name) -}}
+{{- $further := set (deepCopy .part) "preStopSeconds" 0 -}}{{/* it drains nothing */}}
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata:
+  name: {{ $name }}
+  labels:
+    {{- include "deltaserve.labels" .root | nindent 4 }}
+    app.kubernetes.io/component: {{ .role }}
+spec:
+  replicas: {{ .part.replicas }}
+  startupPolicy: LeaderCreated # node 0 is ready when all others have loaded their parts
+  leaderWorkerTemplate:
+    size: {{ .part.nodes }}
+    # Nodes that miss another find each other again by themselves: node 0 ends, and the kubelet starts its container
+    # again; further nodes end their ranks and join it anew. To delete the group's pods for that would take longer.
+    restartPolicy: None
+    leaderTemplate:
+      {{- include "deltaserve.workerPod" (dict "root" .root "part" .part "role" .role "component" .role) | nindent 6 }}
+    workerTemplate:
+      {{- include "deltaserve.workerPod" (dict "root" .root "part" $further "role" .role "component" (printf "%s-node" .role)) | nindent 6 }}
+{{- end }}
+
+{{/* What workers on several nodes cannot be told. Called with {root, part, role, name}. */}}
+{{- define "deltaserve.checkNodes" -}}
+{{- $nodes := int .part.nodes -}}
+{{- if mod (int .part.tpSize) $nodes }}
+{{- fail (printf "%s.nodes %d: must divide %s.tpSize, %v ranks, which are shared out equally" .role $nodes .role .part.tpSize) }}
+{{- end }}
+{{- if eq .root.Values.device "cuda" }}
+{{- fail (printf "%s.nodes %d with device cuda: ranks on GPUs are on one node; leave nodes at 1, or take device cpu" .role $nodes) }}
+{{- end }}
+{{- if .root.Values.transfers.network }}
+{{- fail (printf "%s.nodes %d: nodes find each other at their pods' own addresses; leave transfers.network out" .role $nodes) }}
+{{- end }}
+{{- if gt (len .name) 49 }}{{/* its StatefulSets add a number to it, and names of these are at most 52 long */}}
+{{- fail (printf "%s.nodes %d: the name %s has %d characters, 49 at most are usable; shorten the release's" .role $nodes .name (len .name)) }}
+{{- end }}
+{{- end }}
+
+{{/* The pod of a worker, or of a further node of one: that has ranks and pages, and no port that anybody could be
+told of. Called with {root, part, role, component}: where component is not the role it is a further node. */}}
+{{- define "deltaserve.workerPod" -}}
+{{- $values := .root.Values -}}
+{{- $isCuda := eq $values.device "cuda" -}}
+{{- $isWorker := eq .component .role -}}
+{{- $nodes := int .part.nodes -}}
+metadata:
+  labels:
+    {{- include "deltaserve.labels" .root | nindent 4 }}
+    app.kubernetes.io/component: {{ .component }}
+    {{- if and $isWorker $values.llmd.enabled }}
+    llm-d.ai/role: {{ .role }}
+    {{- end }}
+    {{- with .part.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with .part.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  {{- include "deltaserve.podFields" . | nindent 2 }}
+  containers:
+    - name: {{ .role }}
+      {{- include "deltaserve.containerFields" . | nindent 6 }}
+      args:
+        - {{ .role }}
+        {{- include "deltaserve.sharedArgs" .root | nindent 8 }}
+        - --device
+        - {{ $values.device }}
+        - --tp-size
+        - {{ .part.tpSize | quote }}
+        - --advertise
+        - $(POD_IP)
+        - --disaggregation-bootstrap-port
+        - {{ $values.links.port | quote }}
+        - --trusted-data-network
+        - {{ $values.transfers.network | default "$(POD_IP)/32" }}
+        - --shutdown-grace-s
+        - {{ .part.shutdownGraceSeconds | quote }}
+        {{- if gt $nodes 1 }}
+        - --nnodes
+        - $(LWS_GROUP_SIZE)
+        - --node-rank
+        - $(LWS_WORKER_INDEX)
+        - --dist-init-addr
+        - $(LWS_LEADER_ADDRESS):{{ $values.nodes.port }}
         {{- end }}
-        {{- with .part.podLabels }}
+        {{- with .part.extraArgs }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-      {{- with .part.podAnnotations }}
-      annotations:
+      env:
+        - name: POD_IP
+          valueFrom:
+            fieldRef:
+              fieldPath: status.podIP
+        - name: HOME
+          value: /tmp
+        - name: UCX_TCP_PORT_RANGE # where page transfers listen: the NetworkPolicy names the same ports
+          value: {{ printf "%v-%v" $values.transfers.firstPort $values.transfers.lastPort }}
+        {{- with .part.env }}
         {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- if $isWorker }}
+      ports:
+        - name: links
+          containerPort: {{ $values.links.port }}
+      # A worker listens once all of its ranks have loaded. It ends by itself when it stands still (exit codes 70 to 74),
+      # so there is no livenessProbe: there is nothing that one could find out first.
+      startupProbe:
+        tcpSocket: {port: links}
+        periodSeconds: 5
+        failureThreshold: {{ div (add .part.startSeconds 4) 5 }}
+      readinessProbe:
+        tcpSocket: {port: links}
+        periodSeconds: 5
+        failureThreshold: 3
       {{- end }}
-    spec:
-      {{- include "deltaserve.podFields" . | nindent 6 }}
-      containers:
-        - name: {{ .role }}
-          {{- include "deltaserve.containerFields" . | nindent 10 }}
-          args:
-            - {{ .role }}
-            {{- include "deltaserve.sharedArgs" .root | nindent 12 }}
-            - --device
-            - {{ $values.device }}
-            - --tp-size
-            - {{ .part.tpSize | quote }}
-            - --advertise
-            - $(POD_IP)
-            - --disaggregation-bootstrap-port
-            - {{ $values.links.port | quote }}
-            - --trusted-data-network
-            - {{ $values.transfers.network | default "$(POD_IP)/32" }}
-            - --shutdown-grace-s
-            - {{ .part.shutdownGraceSeconds | quote }}
-            {{- with .part.extraArgs }}
-            {{- toYaml . | nindent 12 }}
-            {{- end }}
-          env:
-            - name: POD_IP
-              valueFrom:
-                fieldRef:
-                  fieldPath: status.podIP
-            - name: HOME
-              value: /tmp
-            - name: UCX_TCP_PORT_RANGE # where page transfers listen: the NetworkPolicy names the same ports
-              value: {{ printf "%v-%v" $values.transfers.firstPort $values.transfers.lastPort }}
-            {{- with .part.env }}
-            {{- toYaml . | nindent 12 }}
-            {{- end }}
-          ports:
-            - name: links
-              containerPort: {{ $values.links.port }}
-          # A worker listens once its weights are loaded. It ends by itself when it stands still (exit codes 70 to 74), so
-          # there is no livenessProbe: there is nothing that one could find out first.
-          startupProbe:
-            tcpSocket: {port: links}
-            periodSeconds: 5
-            failureThreshold: {{ div (add .part.startSeconds 4) 5 }}
-          readinessProbe:
-            tcpSocket: {port: links}
-            periodSeconds: 5
-            failureThreshold: 3
-          resources:
-            {{- $asked := .part.resources | default dict | deepCopy }}
-            {{- if $isCuda }}
-            {{- $asked = mustMergeOverwrite $asked (dict "limits" (dict $values.gpuResource .part.tpSize)) }}
-            {{- end }}
-            {{- toYaml $asked | nindent 12 }}
-          volumeMounts:
-            {{- include "deltaserve.sharedMounts" .root | nindent 12 }}
-            {{- if and $isCuda (gt (int .part.tpSize) 1) }}
-            - name: shm
-              mountPath: /dev/shm
-            {{- end }}
-      volumes:
-        {{- include "deltaserve.sharedVolumes" .root | nindent 8 }}
-        {{- if and $isCuda (gt (int .part.tpSize) 1) }}
-        - name: shm # NCCL between the ranks; a container has 64 MiB otherwise
-          emptyDir:
-            medium: Memory
-            sizeLimit: 2Gi
+      resources:
+        {{- $asked := .part.resources | default dict | deepCopy }}
+        {{- if $isCuda }}
+        {{- $asked = mustMergeOverwrite $asked (dict "limits" (dict $values.gpuResource .part.tpSize)) }}
         {{- end }}
+        {{- toYaml $asked | nindent 8 }}
+      volumeMounts:
+        {{- include "deltaserve.sharedMounts" .root | nindent 8 }}
+        {{- if and $isCuda (gt (int .part.tpSize) 1) }}
+        - name: shm
+          mountPath: /dev/shm
+        {{- end }}
+  volumes:
+    {{- include "deltaserve.sharedVolumes" .root | nindent 4 }}
+    {{- if and $isCuda (gt (int .part.tpSize) 1) }}
+    - name: shm # NCCL between the ranks; a container has 64 MiB otherwise
+      emptyDir:
+        medium: Memory
+        sizeLimit: 2Gi
+    {{- end }}
 {{- end }}

@@ -108,10 +108,10 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tup
         ranks = RankProcesses(spec, boot, program) if spec.tp_size > 1 else None
         spec = spec if ranks is None else ranks.spec
         parts = build(spec, boot, progress, ranks)
+        if ranks is not None:
+            ranks.wait_ready()
         links = Links(security)
-        port = _listen(links, spec, parent)
-    if ranks is not None:
-        ranks.wait_ready()
+        port = _listen(links, spec, parent)  # who finds the port open takes the worker for ready
     answers: Mailbox[StepResult | Reports] = Mailbox()
     step = _step_thread(parts, answers)
     threads = Threads(step, TransferThread(parts.open_plane, answers), answers, _block_publisher(spec), parts.grammars)

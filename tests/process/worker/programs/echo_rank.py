@@ -1,6 +1,7 @@
 """A further rank of an echo worker: the same steps, fences of its own. The model folder says what goes wrong there."""
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -29,12 +30,24 @@ class FailingExecutor(EchoExecutor):
         return super().execute(plan)
 
 
+def look_for_worker(spec: WorkerSpec) -> None:
+    """Tells whether the worker listens while this rank loads, for which it takes a second."""
+    for _ in range(20):
+        time.sleep(0.05)
+        with socket.socket() as probe:
+            if probe.connect_ex((spec.host, spec.port)) == 0:
+                print("the worker listens already", file=sys.stderr, flush=True)
+                return
+
+
 def build(spec: WorkerSpec, seat: RankSeat, progress: Callable[[str], None]) -> RankParts:
     folder = spec.model_path
     if folder == "rank-refuses":
         raise ConfigError(f"device cuda:{seat.shard.rank} asked for,\nbut torch sees no CUDA device")
     if folder == "rank-dies-early":
         os._exit(9)
+    if folder == "rank-looks":
+        look_for_worker(spec)
     progress("loading")
     print(f"rank process {os.getpid()}", file=sys.stderr, flush=True)
 
