@@ -185,15 +185,18 @@ class Running:
     def share_under_step(self, request: Request, num_kept: int) -> None:
         """Hand over what was computed of the first `num_kept` tokens while a step still reads it: only where the tree
         has none of those pages, for where another request was first ours would be freed, and written anew under the
-        step."""
+        step. Another may also have been first with windows that were gone before the lease's end."""
         lease, page_size = request.lease, self.config.page_size
         num_pages = min(request.num_computed, num_kept) // page_size
         if lease is None or not self.uses_tree(request) or num_pages <= lease.num_pages:
             return
+        pools = self.needs.token_pools
+        if any(request.owned[pool] and request.owned_first[pool] < lease.num_pages for pool in pools):
+            return
         request.grow_keys(self._seed_of(request.namespace), page_size, num_pages)
         known = self._cache.match(request.namespace, request.tokens, request.keys, num_pages * page_size)
         if known.reach <= lease.num_pages * page_size:
-            self._hand_over(request, self.needs.token_pools, num_pages)
+            self._hand_over(request, pools, num_pages)
 
     def retract(self, request: Request) -> None:
         """Take everything from a request; what it computed stays in the tree for its return."""
