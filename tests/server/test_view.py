@@ -20,6 +20,7 @@ OPEN = ServerSettings(MODEL)
 ROOM = bytes(range(16))
 SHAPE = TreeShape(
     page_size=16,
+    num_pages=9,
     nodes=(TreeNode(None, "tenant", 0, 5, 1, False, ()), TreeNode(0, "abc123", 3, 5, 1, True, (ROOM,))),
     num_seen=7,
     num_unseen=2,
@@ -39,7 +40,7 @@ async def test_trees(codec: TextCodec) -> None:
         prefill, decode = (await asked(case, "/admin/trees"))["workers"]
     assert prefill == {"name": "prefill-0", "role": "prefill", "nodes": None}
     assert (decode["name"], decode["role"], decode["age_s"], decode["page_size"]) == ("decode-0", "decode", 0.25, 16)
-    assert (decode["nodes_seen"], decode["nodes_unseen"]) == (7, 2)
+    assert (decode["pages"], decode["nodes_seen"], decode["nodes_unseen"]) == (9, 7, 2)
     root, node = decode["nodes"]
     assert (root["parent"], root["label"], root["pages_below"], root["rooms"]) == (None, "tenant", 5, [])
     assert node == {

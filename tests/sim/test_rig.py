@@ -58,6 +58,7 @@ KEPT_SEEDS = {
     17958015060564: "rooms that a target lets in one by one each waited seconds for staging memory that is too small",
     98000001298: "tokens that were held for the prompt's log-probabilities were called delivered, and none was left",
     17958926358993: "windows that another request had filled meanwhile were freed under a step that read them",
+    17958926380625: "a lone prompt was thrown out at its last token for want of a copied window, again and again",
 }
 """Seeds that found a fault, with what it was. They are run for ever."""
 

@@ -28,6 +28,7 @@ def _tree(tree: WorkerTree) -> dict[str, object]:
         **worker,
         "age_s": round(tree.age_s, 3),
         "page_size": shape.page_size,
+        "pages": shape.num_pages,
         "nodes_seen": shape.num_seen,
         "nodes_unseen": shape.num_unseen,
         "nodes": [_node(node) for node in shape.nodes],

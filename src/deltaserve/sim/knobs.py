@@ -62,6 +62,8 @@ _STAGED = 0.1
 _CUT = 0.85
 """Share of those in which staged writes are cut into several windows."""
 _IDLE_RANKS = 0.03
+_IDLE_RANKS_S = 2.0
+"""Most that ranks which send nothing delay a prompt each way: they answer for each of its chunks."""
 _SHORT_LIVES = 0.03
 _TIERED = 0.35
 """Share of runs of models of one pool in which workers have a file under their trees."""
@@ -378,6 +380,7 @@ def _with_idle_ranks(knobs: Knobs, chance: Chance) -> Knobs:
         drain_timeout_s=2.0,
         stall_s=1.0,
     )
+    most_chunks = -(-knobs.traffic.largest // shape.chunk_len)
     return replace(
         knobs,
         shape=shape,
@@ -387,7 +390,7 @@ def _with_idle_ranks(knobs: Knobs, chance: Chance) -> Knobs:
         bytes_per_s=None,
         mover=Mover.WRITER,
         reader_stops=0.0,
-        idle_rank_lag_s=chance.log_uniform(0.02, 0.3),
+        idle_rank_lag_s=min(chance.log_uniform(0.02, 0.3), _IDLE_RANKS_S / most_chunks),
         can_fence=True,
         poisons=True,
     )

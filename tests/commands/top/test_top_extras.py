@@ -14,7 +14,9 @@ def node(parent: int | None, label: str, pages: int, below: int, **changes: Any)
 
 
 def worker(nodes: list[dict[str, Any]] | None, unseen: int = 0) -> dict[str, Any]:
+    total = sum(each["pages_below"] for each in nodes or () if each["parent"] is None)
     about = {"name": "decode-0", "role": "decode", "page_size": 16, "nodes_seen": 5, "nodes_unseen": unseen}
+    about |= {"pages": total}
     return {"workers": [{**about, "nodes": nodes}]}
 
 
@@ -69,9 +71,12 @@ def test_each_part_of_a_request_has_its_share() -> None:
 
 
 def test_a_request_is_drawn_to_the_scale_of_the_longest() -> None:
-    told = {"running": [], "recent": [request(1.0, first_token_s=0.5), request(2.0, first_token_s=1.0)]}
+    told = {
+        "running": [],
+        "recent": [request(1.0, queue_s=0.25, first_token_s=0.5), request(2.0, prefill_s=0.5, first_token_s=1.0)],
+    }
     bars = [bar_of(line).rstrip() for line in list(request_lines(told))[1:]]
-    assert bars == ["." * 12 + "D" * 12, "." * 24 + "D" * 24]
+    assert bars == ["." * 6 + "P" * 6 + "D" * 12, "P" * 12 + "." * 12 + "D" * 24]
 
 
 @pytest.mark.parametrize("samples", [[], [{"prompt_tokens": 5, "output_tokens": 0}]])

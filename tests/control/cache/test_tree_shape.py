@@ -50,7 +50,7 @@ def inner(shape: TreeShape) -> list[TreeNode]:
 @given(words=WORDS)
 def test_all_of_a_small_tree_is_told(words: list[tuple[Namespace, str]]) -> None:
     tree = planted(words)
-    shape = shape_of(tree, (), MOST_TOLD)
+    shape = shape_of(tree, 0, (), MOST_TOLD)
     assert (shape.num_seen, shape.num_unseen) == (len(shape.nodes), 0)
     assert {node.label: node.num_below for node in inner(shape)} == below(tree)
     roots = {node.label: node.num_below for node in shape.nodes if node.parent is None}
@@ -60,7 +60,7 @@ def test_all_of_a_small_tree_is_told(words: list[tuple[Namespace, str]]) -> None
 @given(words=WORDS, most=st.integers(0, 12))
 def test_what_is_left_out_is_counted_in_what_is_told(words: list[tuple[Namespace, str]], most: int) -> None:
     tree = planted(words)
-    whole, part = shape_of(tree, (), MOST_TOLD), shape_of(tree, (), most)
+    whole, part = shape_of(tree, 0, (), MOST_TOLD), shape_of(tree, 0, (), most)
     assert part.nodes == whole.nodes[: len(part.nodes)]
     assert len(part.nodes) == min(most, len(whole.nodes))
     for index, node in enumerate(part.nodes):
@@ -78,7 +78,7 @@ def test_a_look_is_bounded() -> None:
     root = tree.root(ALICE)
     for number in range(MOST_SEEN + 10):
         tree.add(root, number.to_bytes(4, "little") * PAGE_SIZE, number.to_bytes(KEY_BYTES, "big"), ((PageId(0),),))
-    shape = shape_of(tree, (), 10_000)
+    shape = shape_of(tree, 0, (), 10_000)
     assert (shape.num_seen, shape.num_unseen, len(shape.nodes)) == (MOST_SEEN, 11, MOST_TOLD)
     assert shape.nodes[0].num_below == MOST_SEEN - 1
 
@@ -91,7 +91,7 @@ def test_leases_and_who_has_them() -> None:
     step: Node | None = leaf
     while step is not None:
         step.locks, step = len(rooms), step.parent
-    shape = shape_of(tree, [(leaf, room) for room in rooms], MOST_TOLD)
+    shape = shape_of(tree, 0, [(leaf, room) for room in rooms], MOST_TOLD)
     leased = [node for node in shape.nodes if node.num_leases]
     assert {node.num_leases for node in leased} == {12}
     assert len(leased) == 3  # the leaf, the page that it shares, and its root
@@ -101,11 +101,26 @@ def test_leases_and_who_has_them() -> None:
 @pytest.mark.parametrize("salt", ["a secret", ""])
 def test_what_a_client_chose_is_not_told(salt: str) -> None:
     tree = planted([(narrowed(ALICE, salt), "ab")])
-    (root, _) = shape_of(tree, (), 2).nodes
+    (root, _) = shape_of(tree, 0, (), 2).nodes
     assert root.label.startswith("alice ~")
     assert "secret" not in root.label
 
 
+def test_what_is_leased_or_kept_is_told_before_what_is_large() -> None:
+    tree = planted([(ALICE, "abcdef"), (BOB, "a"), (ALICE, "x")])
+    (small,) = tree.root(BOB).children.values()
+    small.locks = tree.root(BOB).locks = 1
+    (kept,) = [node for node in tree.root(ALICE).children.values() if node.num_pages == 1]
+    kept.kept = tree.root(ALICE).kept = True
+    shape = shape_of(tree, 8, (), 4)
+    assert [node.label for node in shape.nodes][:2] == ["alice", "bob"]
+    assert [(node.num_pages, node.is_kept, node.num_leases) for node in shape.nodes[2:]] == [
+        (1, True, 0),
+        (1, False, 1),
+    ]
+    assert (shape.num_pages, shape.num_seen) == (8, 5)
+
+
 def test_equal_paths_of_two_tenants_have_unlike_names() -> None:
-    labels = [node.label for node in inner(shape_of(planted([(ALICE, "ab"), (BOB, "ab")]), (), 10))]
+    labels = [node.label for node in inner(shape_of(planted([(ALICE, "ab"), (BOB, "ab")]), 0, (), 10))]
     assert len(labels) == len(set(labels)) == 2

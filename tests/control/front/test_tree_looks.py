@@ -8,7 +8,7 @@ from tests.control.front.cluster import Cluster
 
 def shape(num_pages: int) -> TreeShape:
     root = TreeNode(None, "tenant", 0, num_pages, 0, False, ())
-    return TreeShape(page_size=4, nodes=(root,), num_seen=1, num_unseen=0)
+    return TreeShape(page_size=4, num_pages=num_pages, nodes=(root,), num_seen=1, num_unseen=0)
 
 
 def look(cluster: Cluster) -> list[FrontAction]:

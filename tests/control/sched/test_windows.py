@@ -1,5 +1,6 @@
 """A pool with a window beside one that keeps everything: its pages go on behind the request."""
 
+from deltaserve.control.cache.pages import PageState
 from deltaserve.control.sched.request import Origin, Request
 from deltaserve.core.ids import PageId, PoolId
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
@@ -97,3 +98,27 @@ def test_of_two_prompts_that_are_fetched_one_waits_where_both_could_not_go_on() 
     assert running.reserve_of(computed)[WINDOW] == 0
     fetched.own(([*map(PageId, range(9))], [PageId(0)]), (0, 8))
     assert running.reserve_of(fetched)[WINDOW] == 1
+
+
+def test_the_last_token_of_a_lone_prompt_waits_for_pages_that_are_still_read() -> None:
+    """They were given up while a transfer or a copy reads them. Thrown out for want of them the prompt would be
+    computed again, as far as to the same token."""
+    bench = bench_of(num_window=MOST)
+    other = make_request(range(60, 64), max_tokens=1)
+    bench.add(other)
+    finish(bench, other)
+    request = make_request(range(33), max_tokens=2)
+    bench.add(request)
+    while request.num_computed < 32:
+        bench.step()
+    pool, read = bench.pools[WINDOW], bench.pools[WINDOW].num_pages - bench.pools[WINDOW].num_free
+    pinned = [PageId(page) for page in range(pool.num_pages) if pool.state(PageId(page)) is not PageState.FREE]
+    assert len(pinned) == read
+    pool.pin(pinned)
+    bench.cache.evict((0, 1))
+    assert bench.scheduler.steps.plan() is None
+    assert (request.num_computed, request.num_retractions) == (32, 0)
+    pool.unpin(pinned)
+    finish(bench, request)
+    assert request.num_retractions == 0
+    bench.check_empty()

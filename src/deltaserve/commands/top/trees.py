@@ -17,7 +17,7 @@ def tree_lines(content: Mapping[str, Any]) -> Iterator[str]:
         if nodes is None:
             yield f"{worker['name']} ({worker['role']}): has not told yet"
             continue
-        total = sum(node["pages_below"] for node in nodes if node["parent"] is None)
+        total = worker["pages"]
         unseen = f", {worker['nodes_unseen']} more were not looked at" if worker["nodes_unseen"] else ""
         yield (
             f"{worker['name']} ({worker['role']}): {total} pages of {worker['page_size']} tokens in "

@@ -1,4 +1,7 @@
-"""Where the time of requests went, a line each: `.` waits, `P` prefill, `m` of that while pages move, `D` decode."""
+"""Where the time of requests went, a line each: `.` waits, `P` prefill, `m` of that while pages move, `D` decode.
+
+A prompt that decode computes itself has no prefill time of its own: what is behind its wait is drawn as prefill.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -42,9 +45,11 @@ def _line(line: Mapping[str, Any], longest: float) -> str:
 def _bar(sample: Mapping[str, Any], length: float, longest: float) -> str:
     """One cell for each part of `longest`, of what the sample did there; what is there at all is seen."""
     queue, prefill, moves = (float(sample.get(name, 0.0)) for name in ("queue_s", "prefill_s", "transfer_s"))
-    begins = queue + prefill
-    first = max(begins + float(sample.get("decode_queue_s", 0.0)), float(sample.get("first_token_s", length)))
-    ends = ((".", queue), ("P", begins - moves), ("m", begins), (".", first), ("D", length))
+    begins, waits = queue + prefill, float(sample.get("decode_queue_s", 0.0))
+    first = max(begins, float(sample.get("first_token_s", length)))
+    ends = [(".", queue), ("P", begins - moves), ("m", begins), (".", first), ("D", length)]
+    if not prefill and "first_token_s" in sample:
+        ends = [(".", max(queue, waits)), ("P", first), ("D", length)]
     bar, cell = "", max(longest, 1e-9) / _BAR_LEN
     for letter, end in ends:
         reached = round(min(end, length) / cell)

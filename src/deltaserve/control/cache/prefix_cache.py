@@ -404,7 +404,8 @@ class PrefixCache:
 
     def shape(self, holders: Iterable[tuple[Lease, Room]], max_nodes: int) -> TreeShape:
         """What the tree holds, for people: its FULL pages, and where the leases of which requests end."""
-        return shape_of(self._tree, ((lease._node, room) for lease, room in holders), max_nodes)
+        num_pages = self._num_evictable + self._num_protected
+        return shape_of(self._tree, num_pages, ((lease._node, room) for lease, room in holders), max_nodes)
 
     def check_integrity(self) -> None:
         """Recompute locks, counts, order and page states, pools included. Raises IntegrityError."""

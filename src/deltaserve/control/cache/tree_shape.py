@@ -1,7 +1,8 @@
 """What a tree looks like to whoever operates a worker: where its pages are, and which of them are leased.
 
-A look is bounded: it reads the first nodes from the roots down, level by level, and tells those with the most pages
-below them. A request that is computed meanwhile waits for it no longer than for any other message.
+A look is bounded: it reads the first nodes from the roots down, level by level, and tells what is leased or kept, then
+what has the most pages below it. A request that is computed meanwhile waits for it no longer than for any other
+message.
 """
 
 import hashlib
@@ -23,8 +24,9 @@ _MOST_ROOMS = 8
 _LABEL_BYTES = 6
 
 
-def shape_of(tree: RadixTree, holders: Iterable[tuple[Node, Room]], max_nodes: int) -> TreeShape:
-    """The tree's largest part of at most `max_nodes` nodes. `holders`: where the leases of which requests end."""
+def shape_of(tree: RadixTree, num_pages: int, holders: Iterable[tuple[Node, Room]], max_nodes: int) -> TreeShape:
+    """At most `max_nodes` nodes of the tree, which has `num_pages`. `holders`: where the leases of which requests
+    end."""
     seen = _SeenNodes(tree)
     rooms: dict[Node, list[Room]] = defaultdict(list)
     for node, room in holders:
@@ -45,7 +47,13 @@ def shape_of(tree: RadixTree, holders: Iterable[tuple[Node, Room]], max_nodes: i
                 rooms=tuple(rooms[node][:_MOST_ROOMS]) if node in rooms else (),
             )
         )
-    return TreeShape(page_size=tree.page_size, nodes=tuple(told), num_seen=len(seen.nodes), num_unseen=seen.num_unseen)
+    return TreeShape(
+        page_size=tree.page_size,
+        num_pages=num_pages,
+        nodes=tuple(told),
+        num_seen=len(seen.nodes),
+        num_unseen=seen.num_unseen,
+    )
 
 
 class _SeenNodes:
@@ -70,16 +78,21 @@ class _SeenNodes:
                 self.below[parent] += self.below[index]
 
     def largest(self, count: int) -> Iterator[int]:
-        """Those with the most pages below them, a parent before its children, oldest first among equals."""
-        heap = [(-self.below[index], index) for index, parent in enumerate(self.parents) if parent is None]
+        """Those that are leased or kept, then those with the most pages below them; a parent before its children,
+        oldest first among equals."""
+        heap = [self._rank(index) for index, parent in enumerate(self.parents) if parent is None]
         heapq.heapify(heap)
         for _ in range(count):
             if not heap:
                 return
-            _, index = heapq.heappop(heap)
+            *_, index = heapq.heappop(heap)
             yield index
             for child in self.children[index]:
-                heapq.heappush(heap, (-self.below[child], child))
+                heapq.heappush(heap, self._rank(child))
+
+    def _rank(self, index: int) -> tuple[bool, int, int]:
+        node = self.nodes[index]
+        return not (node.locks or node.kept), -self.below[index], index
 
 
 def _label(node: Node) -> str:

@@ -36,6 +36,10 @@ class Budget:
         pools = enumerate(zip(needs, reserve, strict=True))
         return tuple(PoolId(p) for p, (need, left) in pools if self.available(PoolId(p)) < need + left)
 
+    def comes_back(self, short: Sequence[PoolId]) -> bool:
+        """Whether freed pages of these pools are still read, by a transfer or a copy: they are to be had behind it."""
+        return any(self._pools[pool].num_held for pool in short)
+
     def make_room(self, needs: Sequence[int]) -> bool:
         """Evict until `needs[pool]` pages of each pool are free. False if they cannot be had.
 

@@ -245,17 +245,23 @@ class Steps:
         those that are computed ahead: else one of them that is older would throw out who is asked for again and again.
 
         Of those that hold some of what is short. A lone extend waits instead: what it lacks is a window's page that is
-        still being sent.
+        still being sent, or copied to a file. For its last token it waits, too, while there is such a page: it would be
+        computed again, and short of the same page again.
         """
         holder = self._holders.youngest(short)
         if holder is not None:
             self._holders.reclaim(holder)
-        elif len(self._running) == 1 and request.num_tokens - request.num_computed > 1:
+        elif len(self._running) == 1 and self._may_stall(request, short):
             self._stalled.add(request)
         else:
             self._running.retract(
                 max(self._running, key=lambda r: (any(map(r.num_held, short)), r.is_ahead, r.arrival))
             )
+
+    def _may_stall(self, request: Request, short: Sequence[PoolId]) -> bool:
+        """Whether the only row may be left out of the step for want of memory that comes back by itself."""
+        is_extend = request.num_tokens - request.num_computed > 1
+        return is_extend or (request in self._running.others and self._budget.comes_back(short))
 
     def _move_states(self, items: Sequence[PlanItem]) -> Iterable[PageUpdate]:
         """An item's own slot takes the state at its end. One that it goes on from is the tree's by now, or is lost.

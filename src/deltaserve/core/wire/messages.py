@@ -353,9 +353,11 @@ class TreeNode(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class TreeShape(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """What a tree holds, largest subtrees first."""
+    """What a tree holds: first what is leased or kept, then the largest subtrees."""
 
     page_size: int
+    num_pages: int
+    """Pages of the whole tree, be they in the list or not."""
     nodes: tuple[TreeNode, ...]
     """Parents stand before their children."""
     num_seen: int
