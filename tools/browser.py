@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tools.clients.with_chromium import FLAGS
+from tools.clients.with_chromium import chromium_command
 
 _PATIENCE_S = 600.0
 _LOOK_S = 0.2
@@ -102,8 +102,7 @@ def browser(chromium: str) -> Iterator[BrowserPage]:
     os.close(commands_out)
     os.close(answers_in)
     with TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        rights = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium's sandbox is not for root
-        argv = [chromium, *FLAGS, *rights, f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank"]
+        argv = [*chromium_command(chromium, profile), "--remote-debugging-pipe", "about:blank"]
         shell = 'exec 3<&{} 4>&{}; exec "$@"'.format(*given)
         process = subprocess.Popen(
             ["bash", "-c", shell, "bash", *argv],

@@ -25,7 +25,7 @@ _PAGE = Path(__file__).with_suffix(".html")
 _PATIENCE_S = 600.0
 """From one check's result to the next."""
 _PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-FLAGS = (
+_FLAGS = (
     *("--headless", "--disable-gpu", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
@@ -37,12 +37,17 @@ def find_chromium() -> str | None:
     return next(filter(None, map(shutil.which, _PROGRAMS)), None)
 
 
+def chromium_command(chromium: str, profile: str) -> list[str]:
+    """Its program, headless, with an empty profile in that folder; what else it is to do follows."""
+    rights = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium's sandbox is not for root
+    return [chromium, *_FLAGS, *rights, f"--user-data-dir={profile}"]
+
+
 def told_by_page(server: Server, chromium: str) -> Iterator[dict[str, str | None]]:
     """Name of each check as `check`, and as `told` what went wrong or None. Raises RuntimeError when the page stops."""
     results: Results = queue.Queue()
     with _page_served(server, results), TemporaryDirectory() as profile:
-        rights = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium's sandbox is not for root
-        argv = [chromium, *FLAGS, *rights, f"--user-data-dir={profile}", "--remote-debugging-port=0", _address(server)]
+        argv = [*chromium_command(chromium, profile), "--remote-debugging-port=0", _address(server)]
         browser = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             while (line := results.get(timeout=_PATIENCE_S)) != "null":

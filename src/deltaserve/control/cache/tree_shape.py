@@ -62,15 +62,14 @@ class _SeenNodes:
     def __init__(self, tree: RadixTree) -> None:
         self.nodes: list[Node] = list(tree.roots.values())[:MOST_SEEN]
         self.parents: list[int | None] = [None] * len(self.nodes)
-        self.children: dict[int, list[int]] = {}
+        self.children: list[range] = []
         self.num_unseen = len(tree.roots) - len(self.nodes)
         for index, node in enumerate(self.nodes):  # which grows meanwhile
-            room = MOST_SEEN - len(self.nodes)
-            found = list(node.children.values())
-            self.num_unseen += max(0, len(found) - room)
-            self.children[index] = list(range(len(self.nodes), len(self.nodes) + min(room, len(found))))
-            self.parents += [index] * min(room, len(found))
-            self.nodes += found[:room]
+            first, found = len(self.nodes), list(node.children.values())
+            self.nodes += found[: MOST_SEEN - first]
+            self.children.append(range(first, len(self.nodes)))
+            self.parents += [index] * len(self.children[index])
+            self.num_unseen += len(found) - len(self.children[index])
         self.below = [node.num_pages for node in self.nodes]
         for index in range(len(self.nodes) - 1, -1, -1):
             parent = self.parents[index]
