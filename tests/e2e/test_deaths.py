@@ -189,6 +189,28 @@ def test_a_request_that_comes_while_the_only_worker_starts_again(tiny_models: Pa
     pair.wait_back(name)
 
 
+def test_without_prefill_decode_computes_prompts(tiny_models: Path, folder: Path) -> None:
+    """Where it may: what prefill was to compute when it stopped, and what comes before it goes on."""
+    model = tiny_models / "llama"
+    weighing = ("--conditional-prefill", "auto", "--itl-target-ms", "1000", "--decode-extend-tokens", "4")
+    with serving(folder, model, *FLAGS, *weighing, deaths=1) as server, ThreadPoolExecutor(1) as pool:
+        asked = in_the_middle(server, pool, 7)
+        server.signal("prefill-0", signal.SIGSTOP)
+        asked.assert_right(model)
+        for seed in range(20, 23):
+            answer = server.complete(random_prompt(200, seed), 4)
+            assert_true(model, random_prompt(200, seed), answer)
+            assert answer.timings["transferred_bytes"] == 0
+        assert server.is_ready()
+        assert server.info()["engine"]["counts"]["without_prefill"] == 4
+        server.signal("prefill-0", signal.SIGKILL)
+        server.wait_back("prefill-0")
+        wait_until(lambda: server.workers()["prefill-0"]["state"] == "ready", "prefill to be used again", server)
+        answer = server.complete(random_prompt(200, 30), 4)
+        assert_true(model, random_prompt(200, 30), answer)
+        assert answer.timings["transferred_bytes"] > 0
+
+
 def test_front_killed(tiny_models: Path, pair: Server) -> None:
     """Its requests end on both workers, and the next front on the same port uses the same workers and caches."""
     prompt = short_prompt(5)

@@ -79,7 +79,8 @@ HELP: Mapping[str, str] = {
     "deltaserve_front_draining": "1: no new request is taken",
     "deltaserve_front_stale_frames_total": "Frames of lives of workers that are over, ignored",
     "deltaserve_front_internal_errors_total": "Bugs met in the control plane",
-    "deltaserve_front_events_total": "Rooms submitted, finished, retried_CAUSE, failed_REASON, refused_REASON",
+    "deltaserve_front_events_total": "Rooms submitted, finished, retried_CAUSE, failed_REASON, refused_REASON, and "
+    "without_prefill: computed by decode as no prefill worker was there",
 }
 """Name |-> meaning. docs/operations.md shows it to operators."""
 

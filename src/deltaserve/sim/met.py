@@ -43,6 +43,7 @@ def met_by_worker(worker: SimWorker) -> Sightings:
 def met_by_front(front: SimFront) -> Sightings:
     met = Sightings()
     met.note(Situation.FRAME_FOR_ANOTHER_LIFE, front.core.workers.num_stale_frames > 0)
+    met.note(Situation.WITHOUT_PREFILL, front.core.counts["without_prefill"] > 0)
     return met
 
 

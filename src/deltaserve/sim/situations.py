@@ -32,6 +32,7 @@ class Situation(Enum):
     STOP_IDS_ASKED = "stop ids are named", 1300
     GRAMMAR_ASKED = "an answer by a grammar is asked for", 1000
     GRAMMAR_RESUMED = "a row with a grammar begins behind output", 500
+    WITHOUT_PREFILL = "decode computes a prompt as no prefill worker is there", 150
     # kinds of runs
     CALLERS = "callers that ask again as soon as they are answered", 80
     SICK_WORKER = "a worker is the only process that anything befalls", 70

@@ -131,3 +131,21 @@ def test_own_rooms_produce_what_they_asked_for_and_others_what_is_assumed() -> N
     assert decode_loads([own], ASSUMED)[0].output_len == 10.0
     shared = report(status(rooms=8), own_rooms=4, own_output_tokens=40)
     assert decode_loads([shared], ASSUMED)[0].output_len == (40 + 4 * 256) / 8
+
+
+def test_a_rate_measured_long_ago_is_no_handicap_beside_one_of_now() -> None:
+    """It was slow when something else ran beside it; nobody would send it anything that shows that this is over."""
+    slow = replace(report(status(rate=100.0, step_s=0.5)), worker=PeerName("slow"))
+    quick = report(status(rate=800.0, step_s=0.01))
+    old = replace(slow, rate_age_s=11.0, step_age_s=11.0)
+    assert prefill_loads([slow, quick], ASSUMED)[0].tokens_per_s == 100.0
+    assert decode_loads([slow, quick], ASSUMED)[0].step_s == 0.5
+    assert prefill_loads([old, quick], ASSUMED)[0].tokens_per_s == 800.0
+    assert decode_loads([old, quick], ASSUMED)[0].step_s == 0.01
+
+
+def test_where_all_rates_are_old_they_count() -> None:
+    slow = replace(report(status(rate=100.0, step_s=0.5)), worker=PeerName("slow"), rate_age_s=60.0, step_age_s=60.0)
+    quick = replace(report(status(rate=800.0, step_s=0.01)), rate_age_s=60.0, step_age_s=60.0)
+    assert [load.tokens_per_s for load in prefill_loads([slow, quick], ASSUMED)] == [100.0, 800.0]
+    assert [load.step_s for load in decode_loads([slow, quick], ASSUMED)] == [0.5, 0.01]

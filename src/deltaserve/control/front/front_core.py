@@ -63,7 +63,8 @@ class FrontCore:
         self.placer = (Placer if config.half is None else HalfPlacer)(config, self.workers)
         self.rooms = Rooms()
         self.counts: Counter[str] = Counter()
-        """submitted, finished, resumed, retried_<cause>, failed_<reason>, refused_<reason>: since the start."""
+        """submitted, finished, resumed, without_prefill, retried_<cause>, failed_<reason>, refused_<reason>: since the
+        start."""
         self._lifecycle = Lifecycle(config, self.workers, self.placer, self.rooms, self.counts, self._out.append)
         self._looks = TreeLooks(self.workers)
         self._is_draining = False

@@ -35,6 +35,10 @@ class Worker:
     """What its last report says is wrong with it."""
     unseen: Unseen = field(default_factory=Unseen)
     """Load placed there since `status_at`."""
+    rate_at: float = 0.0
+    """When `status.prefill_tokens_per_s` was last another than before: it is measured while prompts are computed."""
+    step_at: float = 0.0
+    """The same of `status.decode_step_s`."""
     own_tokens: int = 0
     """Tokens to compute of rooms placed here that have no first token."""
     own_rooms: int = 0
@@ -118,6 +122,16 @@ class Worker:
         it says, or the worker itself where its group is on several machines."""
         return self.member.group or self.facts.group or None
 
+    def take(self, status: Status, now: float) -> None:
+        """Its report: what was placed there before counts in it."""
+        former = self.status
+        if former is None or former.prefill_tokens_per_s != status.prefill_tokens_per_s:
+            self.rate_at = now
+        if former is None or former.decode_step_s != status.decode_step_s:
+            self.step_at = now
+        self.status, self.status_at, self.unseen = status, now, Unseen()
+        self.complaint = self.wellness.hear(status, now)
+
     def report(self, now: float) -> LoadReport:
         return LoadReport(
             worker=self.name,
@@ -130,6 +144,8 @@ class Worker:
             own_output_tokens=self.own_output_tokens,
             unseen=self.unseen,
             group=self.group,
+            rate_age_s=now - self.rate_at,
+            step_age_s=now - self.step_at,
         )
 
     def describe(self) -> str:

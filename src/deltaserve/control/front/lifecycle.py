@@ -15,7 +15,7 @@ from deltaserve.control.front.retry import Cause, Remedy, blame, cause_of, told,
 from deltaserve.control.front.streams import LiveRoom, RoomEvent, Rooms, RoomState, unseen
 from deltaserve.control.front.workers import Workers
 from deltaserve.core.errors import FailReason, RequestFailed
-from deltaserve.core.ids import PeerName, Room
+from deltaserve.core.ids import PeerName, Role, Room
 from deltaserve.core.tokens import TOKEN_BYTES, pack_u32, unpack_u32
 from deltaserve.core.wire.messages import (
     Cancel,
@@ -275,7 +275,9 @@ class Lifecycle:
     def submit(self, live: LiveRoom, now: float) -> None:
         """Send it where it has just been placed."""
         assert live.placement is not None  # whoever submits has placed it
-        prefill = live.placement.prefill
+        prefill, decode = live.placement.prefill, self._workers.get(live.placement.decode)
+        if prefill is None and decode is not None and decode.role is Role.DECODE:
+            self._counts["without_prefill"] += 1
         self._send_submit(live, None if prefill is None else self._workers.address(prefill), now)
 
     def _send_submit(self, live: LiveRoom, prefill: PeerAddress | None, now: float) -> None:

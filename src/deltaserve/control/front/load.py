@@ -2,7 +2,8 @@
 
 A report is trusted for `stale_after_s`; after that it fades to the mean of its kind with a half-life of one second, so
 that neither an old bad report starves a worker nor an old good one floods it. A worker that has not measured a rate
-yet is taken to be as quick as the quickest of its kind: taken for slower, it would never be tried.
+yet is taken to be as quick as the quickest of its kind: taken for slower, it would never be tried. So is one whose rate
+was measured long ago, while another's is new: what made it slow then may be over, and only work would show it.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from deltaserve.core.ids import PeerName
 from deltaserve.core.wire.messages import Status
 
 _HALF_LIFE_S = 1.0
+_OLD_S = 10.0
+"""A rate that was not measured anew for so long says little of now."""
 
 
 @dataclass(slots=True)
@@ -44,6 +47,10 @@ class LoadReport:
     unseen: Unseen
     group: str | None = None
     """Name of its expert group: see Member."""
+    rate_age_s: float = 0.0
+    """How long ago the rate of prompt tokens in `status` was measured."""
+    step_age_s: float = 0.0
+    """The same of the time of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,8 @@ def prefill_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Prefi
     """Load of each prefill side, in the order of `reports`."""
     stale = assumed.stale_after_s
     queues = smooth(reports, lambda s: float(s.waiting_tokens), 0.0, stale)
-    rates = smooth(reports, lambda s: s.prefill_tokens_per_s or None, assumed.prefill_tokens_per_s, stale, max)
+    told = _without_old([(_rate(report), report.rate_age_s) for report in reports])
+    rates = _smoothed(reports, told, assumed.prefill_tokens_per_s, stale, max)
     is_measured = any(report.status and report.status.prefill_tokens_per_s for report in reports)
     return [
         PrefillLoad(
@@ -110,7 +118,8 @@ def decode_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Decode
     rooms = smooth(reports, lambda s: float(s.num_running + s.num_waiting), 0.0, stale)
     waiting = smooth(reports, lambda s: float(s.waiting_tokens), 0.0, stale)
     free = smooth(reports, _free_fraction, 1.0, stale)
-    steps = _of_groups(reports, smooth(reports, lambda s: s.decode_step_s or None, assumed.decode_step_s, stale, min))
+    told = _without_old([(_step_s(report), report.step_age_s) for report in reports])
+    steps = _of_groups(reports, _smoothed(reports, told, assumed.decode_step_s, stale, min))
     is_measured = any(report.status and report.status.decode_step_s for report in reports)
     out: list[DecodeLoad] = []
     for i, report in enumerate(reports):
@@ -150,18 +159,24 @@ def _output_len(report: LoadReport, num_rooms: float, assumed_len: int) -> float
 
 
 def smooth(
-    reports: Sequence[LoadReport],
-    pick: Callable[[Status], float | None],
-    default: float,
-    stale_after_s: float,
-    of_untried: Callable[[Sequence[float]], float] = fmean,
+    reports: Sequence[LoadReport], pick: Callable[[Status], float | None], default: float, stale_after_s: float
 ) -> list[float]:
-    """One number per report: `pick` of its status, faded to the mean by age. `pick` may answer None: not measured yet;
-    then it is what `of_untried` makes of the others.
+    """One number per report: `pick` of its status, faded to the mean by age; the mean where `pick` answers None.
 
-    Mean and others are those of reports that are not stale, else of all there are, else `default`.
+    The mean is that of reports that are not stale, else of all there are, else `default`.
     """
     values = [None if report.status is None else pick(report.status) for report in reports]
+    return _smoothed(reports, values, default, stale_after_s, fmean)
+
+
+def _smoothed(
+    reports: Sequence[LoadReport],
+    values: Sequence[float | None],
+    default: float,
+    stale_after_s: float,
+    of_untried: Callable[[Sequence[float]], float],
+) -> list[float]:
+    """One number per report: its value, faded to the mean by age; without one, what `of_untried` makes of others."""
     known = [(value, report.age_s) for value, report in zip(values, reports, strict=True) if value is not None]
     fresh = [value for value, age in known if age <= stale_after_s]
     basis = fresh or [value for value, _ in known] or [default]
@@ -170,6 +185,20 @@ def smooth(
         untried if value is None else _fade(value, mean, report.age_s - stale_after_s)
         for value, report in zip(values, reports, strict=True)
     ]
+
+
+def _without_old(told: Sequence[tuple[float | None, float]]) -> list[float | None]:
+    """Measured values, each with its age in seconds: without the old ones, unless all are old."""
+    is_any_new = any(value is not None and age_s <= _OLD_S for value, age_s in told)
+    return [None if is_any_new and age_s > _OLD_S else value for value, age_s in told]
+
+
+def _rate(report: LoadReport) -> float | None:
+    return None if report.status is None else report.status.prefill_tokens_per_s or None
+
+
+def _step_s(report: LoadReport) -> float | None:
+    return None if report.status is None else report.status.decode_step_s or None
 
 
 def _fade(value: float, mean: float, overdue_s: float) -> float:

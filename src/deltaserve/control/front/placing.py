@@ -69,7 +69,10 @@ class Placer:
             except RequestFailed:
                 return self._best(sample, [Pool(decode.revision, others, [decode])], now)
         again = self._prefills_for(sample, failed) if remedy is Remedy.NEXT_PREFILL else []
-        return self._best(sample, [Pool(decode.revision, others or again, [decode])], now)
+        pool = Pool(decode.revision, others or again, [decode])
+        is_usable = decode.is_ready and sample.may_use(decode.revision)
+        goes_alone = not others and is_usable and self._workers.may_go_alone(pool)
+        return self._best(sample, [pool.alone() if goes_alone else pool], now)
 
     def _prefills_for(self, sample: KeyedSample, failed: Placement) -> list[Worker]:
         """Prefill workers that could serve the decode worker that has the room: those of its revision."""
@@ -86,7 +89,8 @@ class Placer:
 
     def _choosable(self, sample: KeyedSample, pools: Sequence[Pool], now: float) -> list[Choosable]:
         """Loads are compared across pools: a new revision has measured nothing yet."""
-        advised = [[self._advised(pool.of(role), now) for role in _ROLES] for pool in pools]
+        usable = [pool.alone() if self._must_go_alone(pool, now) else pool for pool in pools]
+        advised = [[self._advised(pool.of(role), now) for role in _ROLES] for pool in usable]
         computes = [w for prefills, _, unified in advised for w in (*prefills, *unified)]
         keeps = [w for _, decodes, unified in advised for w in (*decodes, *unified)]
         computing = {side.load.worker: side for side in self._computing(sample, computes, now)}
@@ -114,6 +118,13 @@ class Placer:
         heard = [w for w in workers if not self._workers.table.is_suspect(w.peer, now)] or workers
         names = set(self.breakers.advised([w.name for w in heard], now))
         return [w for w in heard if w.name in names]
+
+    def _must_go_alone(self, pool: Pool, now: float) -> bool:
+        """Whether decode workers may compute prompts themselves, and no prefill worker is likely to."""
+        return self._workers.may_go_alone(pool) and not any(self._is_well(w, now) for w in pool.prefills)
+
+    def _is_well(self, worker: Worker, now: float) -> bool:
+        return self.breakers.may_try(worker.name, now) and not self._workers.table.is_suspect(worker.peer, now)
 
     def _hit_len(self, sample: KeyedSample, worker: Worker, now: float) -> int:
         if sample.generation.cache is CacheUse.BYPASS:
@@ -202,6 +213,8 @@ class Placer:
 
     def _open_kinds(self, pool: Pool, now: float) -> list[Worker]:
         """Workers of those kinds of which every circuit is open; none: the pool can be tried."""
+        if self._workers.may_go_alone(pool):
+            pool = pool.alone()
         kinds = [pool.unified] if pool.unified else [pool.prefills, pool.decodes]
         open_ones = [kind for kind in kinds if not any(self.breakers.may_try(w.name, now) for w in kind)]
         return [worker for kind in open_ones for worker in kind]

@@ -29,6 +29,10 @@ class Pool:
     def of(self, role: Role) -> list[Worker]:
         return {Role.PREFILL: self.prefills, Role.DECODE: self.decodes, Role.UNIFIED: self.unified}[role]
 
+    def alone(self) -> "Pool":
+        """The pool without its prefill workers: each decode worker computes prompts itself, as a unified one does."""
+        return Pool(self.revision, unified=[*self.unified, *self.decodes])
+
     def without_decode(self, name: PeerName | None) -> "Pool":
         """The pool without one that decodes."""
         decodes, unified = ([w for w in kind if w.name != name] for kind in (self.decodes, self.unified))

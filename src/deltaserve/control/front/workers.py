@@ -13,6 +13,10 @@ Rooms are taken while there is a pair, and also while a pair is complete with wo
     ready, changing its role                                           expected, in its new role
     never in use; refused; draining or unwell when last heard of       not expected
     leaves                                                             not expected
+
+Where decode may compute prompts itself (--conditional-prefill auto), its workers are enough while no prefill worker of
+their revision takes rooms, if one has once: a server that never had a pair is not ready, for something is wrong with
+it.
 """
 
 import math
@@ -73,6 +77,8 @@ class Workers:
             self._workers[member.name] = Worker(member, self.table.get(member.name))
         self._terms = FrontTerms(config.cluster_secret, config.tokenizer)
         self._next_beat = 0.0
+        self._had_prefill: set[Revision] = set()
+        """Revisions of which a prefill worker took rooms."""
 
     @property
     def num_stale_frames(self) -> int:
@@ -85,14 +91,32 @@ class Workers:
         return self._workers.get(name)
 
     def pools(self) -> list[Pool]:
-        """Workers that take rooms now, by revision, in configuration order. None of a group of which one is missing:
-        it cannot compute, and all of it are about to end."""
+        """Workers that take rooms now, by revision, in configuration order. Decode workers without a prefill worker
+        count as unified ones where they may go alone."""
+        return self._completed(self._present())
+
+    def pool(self, revision: Revision | None) -> Pool:
+        """Workers of a revision that take rooms now, each in its role; without any where there are none."""
+        return next((pool for pool in self._present() if pool.revision == revision), Pool(revision))
+
+    def _present(self) -> list[Pool]:
+        """Workers that take rooms now, each in its role. None of a group of which one is missing: it cannot compute,
+        and all of it are about to end."""
         maimed = {w.group for w in self._workers.values() if not w.is_ready} - {None}
         return pools_of(w for w in self._workers.values() if w.takes_rooms and w.group not in maimed)
 
-    def pool(self, revision: Revision | None) -> Pool:
-        """Workers of a revision that take rooms now; without any where there are none."""
-        return next((pool for pool in self.pools() if pool.revision == revision), Pool(revision))
+    def _completed(self, pools: list[Pool]) -> list[Pool]:
+        """The pools, with decode workers alone where prefill workers are missing."""
+        return [pool if pool.prefills or not self.may_go_alone(pool) else pool.alone() for pool in pools]
+
+    def lacks_prefill(self) -> bool:
+        """Whether decode workers of some revision compute all prompts, since no prefill worker of it takes rooms."""
+        return any(not pool.prefills and self.may_go_alone(pool) for pool in self._present())
+
+    def may_go_alone(self, pool: Pool) -> bool:
+        """Whether decode workers of the pool may compute prompts that no prefill worker can."""
+        is_weighed = self._config.conditional_prefill and self._config.half is None
+        return is_weighed and bool(pool.decodes) and pool.revision in self._had_prefill
 
     def address(self, name: PeerName) -> PeerAddress:
         return self._workers[name].member.address
@@ -142,7 +166,7 @@ class Workers:
     def takers(self, now: float) -> list[Pool]:
         """Workers that take rooms now, or will soon, in the roles that they will have then."""
         takers = (w for w in self._workers.values() if w.takes_rooms or w.is_expected(now))
-        return pools_of(takers, lambda worker: worker.next_role)
+        return self._completed(pools_of(takers, lambda worker: worker.next_role))
 
     def refusal(self, now: float) -> str | None:
         """Why a new room is not even held until a worker is back. None: it is taken."""
@@ -151,7 +175,8 @@ class Workers:
     def may_serve(self, revision: Revision, now: float) -> bool:
         """Whether there is a pair of this revision, be it unwell, or may be soon."""
         there = (w for w in self._workers.values() if w.leaves_at is None and (w.is_ready or w.is_expected(now)))
-        return any(self.is_enough(p) for p in pools_of(there, lambda w: w.next_role) if p.revision == revision)
+        pools = self._completed(pools_of(there, lambda w: w.next_role))
+        return any(self.is_enough(pool) for pool in pools if pool.revision == revision)
 
     def meet(self, prefill: PeerAddress, now: float) -> None:
         """A request names this prefill worker: it is dialled, unless it is known. Raises ValueError as `register`
@@ -337,6 +362,8 @@ class Workers:
         """Expect the worker back, since it is in use now."""
         if worker.takes_rooms:
             worker.expected_until, worker.last_facts = now + self._config.come_back_s, worker.facts
+            if worker.role is Role.PREFILL and worker.revision is not None:
+                self._had_prefill.add(worker.revision)
 
     def _judge(self, worker: Worker, hello: Hello) -> None:
         """Take the worker as what its Hello says, or refuse it."""
@@ -357,8 +384,7 @@ class Workers:
     def on_status(self, worker: Worker, status: Status, now: float) -> None:
         """A report that no worker could mean is not used: prices made of it would fail every request."""
         if _is_sound(status):
-            worker.status, worker.status_at, worker.unseen = status, now, Unseen()
-            worker.complaint = worker.wellness.hear(status, now)
+            worker.take(status, now)
             if worker.asked is None and not worker.takes_rooms:
                 worker.expected_until = None
 

@@ -81,6 +81,8 @@ class RouterEngine:
         self._refusals: dict[PeerName, str | None] = {}
         """Every worker that was there when last looked at |-> why it is not used."""
         self._serving: list[str] = []
+        self._is_alone = False
+        """Whether decode computes all prompts."""
         """Revisions of the model of which there was a pair when last looked at, if there was any."""
         self._halted: dict[PeerName, int] = {}
         """Worker |-> its process, which neither works nor ends."""
@@ -282,6 +284,7 @@ class RouterEngine:
         """Log which worker gets no requests any more, and why, and when it gets them again."""
         self._tell_membership()
         self._tell_revisions()
+        self._tell_alone()
         for worker in self._core.workers:
             was_used, is_used = self._used.get(worker.name), worker.takes_rooms
             if was_used and not is_used:
@@ -314,6 +317,15 @@ class RouterEngine:
             elif self._serving:
                 _log.info("revision %s alone serves now", serving[0])
             self._serving = serving
+
+    def _tell_alone(self) -> None:
+        """Log when decode begins and ends to compute all prompts, as no prefill worker is there."""
+        is_alone = self._core.workers.lacks_prefill()
+        if is_alone and not self._is_alone:
+            _log.warning("no prefill worker takes requests: decode computes their prompts until one does")
+        elif self._is_alone and not is_alone:
+            _log.info("prefill computes prompts again")
+        self._is_alone = is_alone
 
     def _check(self) -> None:
         """A breach of accounting is reported and ends service in order; it fails no request."""
