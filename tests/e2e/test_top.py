@@ -39,3 +39,18 @@ def test_without_a_server_it_says_so(capsys: pytest.CaptureFixture[str], tmp_pat
     assert main(["top", "http://127.0.0.1:1", "--base-url", "http://127.0.0.1:2"]) == 2
     assert main(["top", "--interval", "nan"]) == 2
     assert "--interval nan: from 0.2 s on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:30000", "localhost:30000", "http://", "ftp://here"])
+def test_what_is_no_url_is_told_at_once(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    assert main(["top", url]) == 2
+    assert "no URL of a server; one is http://127.0.0.1:30000" in capsys.readouterr().err
+
+
+def test_the_page_for_browsers_names_the_server_as_well(shared_pair: Server) -> None:
+    assert main(["top", f"{shared_pair.base_url}/view", "--once", "--interval", "0.2"]) == 0
+
+
+def test_tls_where_there_is_none_is_told(shared_pair: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", shared_pair.base_url.replace("http:", "https:"), "--once"]) == 1
+    assert "does not speak TLS" in capsys.readouterr().err

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from deltaserve.control.front.known_worker import STATE_WORDS
 from tests.e2e.reference import random_prompt
 from tests.e2e.server import Server, wait_until
 from tests.patience import PATIENCE_S
@@ -92,5 +93,13 @@ def test_the_page_says_when_the_server_is_gone(shared_pair: Server, page: Browse
     page.open(f"{shared_pair.base_url}/view")
     page.wait_for("last !== null")
     page.value("window.fetch = async () => { throw new Error('nobody is there'); }")
-    page.wait_for("document.getElementById('problem').textContent === 'nobody is there'")
+    told = r"/^nobody is there \(what is below is \d+ s old\)$/.test(document.getElementById('problem').textContent)"
+    page.wait_for(told)
+    assert page.value("document.body.classList.contains('stale')")
     assert page.value("document.querySelectorAll('#trees rect').length") > 0  # what was known stays
+
+
+def test_states_of_links_have_the_words_that_top_has(shared_pair: Server, page: BrowserPage) -> None:
+    page.open(f"{shared_pair.base_url}/view")
+    for state, words in STATE_WORDS.items():
+        assert page.value(f"STATES['{state.value}'] || '{state.value}'") == words

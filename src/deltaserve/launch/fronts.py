@@ -7,7 +7,8 @@ import msgspec
 
 from deltaserve.process.front.front_spec import FrontSpec
 from deltaserve.settings.config import Settings
-from deltaserve.settings.host_and_port import is_loopback
+from deltaserve.settings.host_and_port import authority, is_loopback
+from deltaserve.settings.urls import api_url
 
 
 def front_specs(spec: FrontSpec, settings: Settings) -> list[FrontSpec]:
@@ -44,6 +45,15 @@ def admin_addresses(settings: Settings) -> list[tuple[str, int]]:
     else:
         return []
     return [(host, first + index) for index in range(network.fronts)]
+
+
+def view_url(settings: Settings) -> str | None:
+    """Page that shows what the server does; None: no browser gets there, behind a Unix socket."""
+    network, own = settings.network, admin_addresses(settings)
+    if not own:
+        return None if network.uds is not None else f"{api_url(network)}/view"
+    scheme = "http" if network.ssl_certfile is None else "https"
+    return f"{scheme}://{authority(*own[0])}/view"
 
 
 def _needs_own_listener(settings: Settings) -> bool:

@@ -37,7 +37,7 @@ from deltaserve.launch.compose import (
     worker_names,
     worker_spec,
 )
-from deltaserve.launch.fronts import front_ports, front_specs
+from deltaserve.launch.fronts import front_ports, front_specs, view_url
 from deltaserve.launch.process_limits import require_threads
 from deltaserve.launch.restarts import RestartPolicy
 from deltaserve.launch.supervisor import Supervisor, SupervisorOptions
@@ -102,7 +102,7 @@ def run_adjusted(settings: Settings, adjust: Callable[[WorkerSpec], WorkerSpec])
         if logging.log_to == "files":
             tell(f"logs of all processes: {log_dir}")
         options = supervisor_options(settings, log_dir if logging.log_to == "files" else None)
-        code = Supervisor(cluster.children, options, teller(cluster.base_url, tell), cluster.preload).run()
+        code = Supervisor(cluster.children, options, teller(settings, tell), cluster.preload).run()
         if code is Exit.FAILED and options.log_dir is folder:
             tell(f"the logs are kept: {keep_logs(folder)}")
         return int(code)
@@ -464,8 +464,8 @@ def _pages(r: ResolvedConfig) -> str:
     return " and ".join(found)
 
 
-def teller(base_url: str, say: Say) -> Callable[[ChildEvent], None]:
-    """Prints what happens; says how to use the server once it is ready."""
+def teller(settings: Settings, say: Say) -> Callable[[ChildEvent], None]:
+    """Prints what happens; says how to use the server, and to look at it, once it is ready."""
     is_told = False
 
     def tell(event: ChildEvent) -> None:
@@ -473,6 +473,9 @@ def teller(base_url: str, say: Say) -> Callable[[ChildEvent], None]:
         say(event)
         if isinstance(event, AllReady) and not is_told:
             is_told = True
-            say(f"serving at {base_url}/v1  (Ctrl-C ends it)")
+            view = view_url(settings)
+            if view is not None:
+                say(f"to see what it does: {view}, or `deltaserve top`")
+            say(f"serving at {api_url(settings.network)}/v1  (Ctrl-C ends it)")
 
     return tell

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from deltaserve.commands.top.figures import FileUse, Look, PoolUse, figures, series_of
-from deltaserve.commands.top.screen import bar, number, seconds, shown
+from deltaserve.commands.top.screen import bar, fitted, number, seconds, shown
 from deltaserve.core.sizes import size
 
 _METRICS = """
@@ -104,7 +104,7 @@ def test_the_picture() -> None:
     for words in (
         "m at http://localhost:30000",
         "3 running, 0 waiting, 2/s done",
-        "75% of prompt tokens found; 4 KiB moved in all, 640 prompt tokens were on decode already",
+        "75% of prompt tokens found; 4 KiB moved to these workers, 640 prompt tokens were on decode already",
         "4 ms",
         "2 KiB",
         "#######============..... 100",
@@ -153,6 +153,25 @@ def test_revisions_are_shown_where_there_are_several(revisions: tuple[str, str |
     console = Console(width=200, record=True, force_terminal=False)
     console.print(shown(figures(look, None), "here"))
     assert ("revision b2" in (text := console.export_text())) == (revisions == ("a1", "b2")), text
+
+
+def test_a_narrow_terminal_has_a_line_for_each_worker() -> None:
+    console = Console(width=80, record=True, force_terminal=False)
+    console.print(shown(figures(_NOW, _BEFORE), "here", 80))
+    lines = console.export_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("decode-0")]
+    assert "####======.. 100" in line or "###======... 100" in line, line
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("num_lines", [3, 8, 14, 40])
+def test_what_is_below_the_table_is_cut_to_the_screen(num_lines: int) -> None:
+    parts = [[f"tree {number}" for number in range(10)], ["request 0", "request 1"]]
+    lines = fitted(parts, num_lines).plain.splitlines()
+    assert len(lines) <= num_lines
+    assert ("tree 9" in lines) is (num_lines == 40)
+    assert ("... 10 lines in all" in lines) is (num_lines < 40)
+    assert "request 0" in lines or num_lines == 3
 
 
 @given(st.integers(0, 10**7), st.integers(0, 10**7), st.integers(0, 10**7))

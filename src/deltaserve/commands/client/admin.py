@@ -46,6 +46,8 @@ def ask_admin(path: str, base_url: str, admin_url: str | None, keys: Sequence[Ap
             content = reply.json() if reply.status_code == httpx.codes.OK else None
         except (httpx.HTTPError, ConfigError, ValueError) as error:
             tried.append(f"{root}{path}: {type(error).__name__}")
+            if isinstance(error, httpx.ReadTimeout):
+                break  # the same machine would be as slow on the next port
             continue
         if isinstance(content, dict) and not _is_of_the_api(content):
             return AdminAnswer(content, root=root)

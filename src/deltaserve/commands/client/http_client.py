@@ -8,6 +8,7 @@ import httpx
 
 from deltaserve.core.errors import ConfigError
 from deltaserve.settings.host_and_port import is_any, is_loopback
+from deltaserve.settings.urls import DEFAULT_URL
 
 _NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 
@@ -45,10 +46,13 @@ def fault(url: str, error: Exception) -> str:
         return (
             f"{url}: no whole answer came ({type(error).__name__}, {reason}); try again, or see what that server says"
         )
+    if "SSL" in reason:
+        return f"{url}: what is there does not speak TLS, or has no certificate that is trusted here ({reason})"
     refused = "Connection refused" if reason == _ALL_FAILED else reason.partition("] ")[2] or reason
     return f"{url}: no server is there ({refused}); start one (`deltaserve serve MODEL`), or give the URL where one is"
 
 
+_SCHEMES = ("http", "https")
 _ALL_FAILED = "All connection attempts failed"
 """What the asynchronous client says of addresses that were all refused."""
 
@@ -62,6 +66,8 @@ def _route(url: str) -> tuple[SSLContext | bool, bool]:
         parts = httpx.URL(url)
     except (ValueError, httpx.InvalidURL) as error:
         raise ConfigError(f"{url[:200]}: {error}") from None
+    if parts.scheme not in _SCHEMES or not parts.host:
+        raise ConfigError(f"{url[:200]}: no URL of a server; one is {DEFAULT_URL}")
     if not is_loopback(parts.host) and not (parts.host and is_any(parts.host)):
         return True, True
     return httpx.create_ssl_context() if parts.scheme == "https" else True, False

@@ -19,7 +19,7 @@ from rich.text import Text
 from deltaserve.commands.client.admin import ask_admin, ask_text
 from deltaserve.commands.client.http_client import fault, http_client
 from deltaserve.commands.top.figures import Look, ServerFigures, figures, series_of
-from deltaserve.commands.top.screen import shown
+from deltaserve.commands.top.screen import fitted, shown
 from deltaserve.commands.top.trees import tree_lines
 from deltaserve.commands.top.waterfall import request_lines
 from deltaserve.core.errors import ConfigError
@@ -28,7 +28,9 @@ from deltaserve.server.settings import ApiKey
 from deltaserve.settings.urls import DEFAULT_URL, server_root
 
 _FEWEST_S = 0.2
-_TIMEOUT_S = 10.0
+_LIVE_TIMEOUT_S = 3.0
+_PAGE = "/view"
+_WIDTH = 160
 _Lines = Callable[[Mapping[str, Any]], Iterable[str]]
 _EXTRAS: Mapping[str, tuple[str, _Lines]] = {
     "trees": ("/admin/trees", tree_lines),
@@ -87,15 +89,18 @@ class _OneLook:
     figures: ServerFigures
     extras: Mapping[str, Mapping[str, Any]]
     """What was asked for besides, by option."""
-    picture: RenderableType
+    parts: Sequence[Sequence[str]]
+    """Lines of `extras`."""
 
 
 class _Watch:
     """Looks at one server, and what each comes to beside the one before it."""
 
     def __init__(self, base_url: str, admin_url: str | None, keys: Sequence[ApiKey], extras: Sequence[str]) -> None:
-        """`extras`: options, of `_EXTRAS`, for what else is shown."""
+        """`extras`: options, of `_EXTRAS`, for what else is shown. Raises ConfigError for what is no URL."""
+        base_url = base_url.rstrip("/").removesuffix(_PAGE)  # as a browser has it
         self.where = server_root(base_url)
+        http_client(self.where, _LIVE_TIMEOUT_S).close()
         self._places = base_url, admin_url, keys
         self._extras = extras
         self._last: Look | None = None
@@ -106,13 +111,13 @@ class _Watch:
         try:
             answer = ask_admin("/server_info", base_url, admin_url, keys)
             if answer.content is None:
-                with http_client(self.where, _TIMEOUT_S) as http:
+                with http_client(self.where, _LIVE_TIMEOUT_S) as http:
                     http.get("/livez")  # is there a server at all?
                 return f"{self.where}: its admin routes do not answer: {answer.refusal}"
             now = Look(time.monotonic(), answer.content, series_of(ask_text("/metrics", answer.root, keys)))
             found = figures(now, self._last)
             extras = {name: json.loads(ask_text(_EXTRAS[name][0], answer.root, keys)) for name in self._extras}
-            told = _OneLook(found, extras, self._picture(found, extras))
+            told = _OneLook(found, extras, [list(_EXTRAS[name][1](content)) for name, content in extras.items()])
         except httpx.HTTPError as error:
             return fault(self.where, error)
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -120,14 +125,10 @@ class _Watch:
         self._last = now
         return told
 
-    def _picture(self, found: ServerFigures, extras: Mapping[str, Mapping[str, Any]]) -> RenderableType:
-        parts = ["\n".join(["", *_EXTRAS[name][1](content)]) for name, content in extras.items()]
-        return Group(shown(found, self.where), *(Text(part, no_wrap=True) for part in parts))
-
 
 def _print(watch: _Watch, arguments: argparse.Namespace) -> None:
     """Each look below the last."""
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     while True:
         time.sleep(arguments.interval)
         told = watch.look()
@@ -136,7 +137,9 @@ def _print(watch: _Watch, arguments: argparse.Namespace) -> None:
         elif arguments.json:
             print(json.dumps({**dataclasses.asdict(told.figures), **told.extras}), flush=True)
         else:
-            console.print(told.picture)
+            console.print(shown(told.figures, watch.where, console.width))
+            for part in told.parts:
+                console.print(Text("\n".join(["", *part]), no_wrap=True, overflow="ignore"), crop=False)
         if arguments.once:
             return
 
@@ -147,5 +150,14 @@ def _live(watch: _Watch, interval_s: float) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             told = watch.look()
-            live.update(Text(told, style="red") if isinstance(told, str) else told.picture, refresh=True)
+            live.update(
+                Text(told, style="red") if isinstance(told, str) else _screen(told, watch.where, console), refresh=True
+            )
             time.sleep(interval_s)
+
+
+def _screen(told: _OneLook, where: str, console: Console) -> RenderableType:
+    """As much as the terminal has room for."""
+    width, height = console.size
+    table = shown(told.figures, where, width)
+    return Group(table, fitted(told.parts, height - len(console.render_lines(table))))

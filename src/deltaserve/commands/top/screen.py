@@ -1,6 +1,7 @@
 """Figures of a server as a table for a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,13 +11,28 @@ from deltaserve.commands.top.figures import FileUse, PoolUse, ServerFigures, Wor
 from deltaserve.core.sizes import size
 
 _BAR_LEN = 24
+_NARROW_BAR_LEN = 12
+_NUM_NARROW = 6
+_NARROW = 120
+"""On fewer columns than so many a worker's row has its most important ones alone."""
 _ABSENT = "-"
 _STATE_STYLES = {"ready": "green", "leaving": "yellow", "draining": "yellow"}
 
 
-def shown(server: ServerFigures, where: str) -> RenderableType:
-    """The whole picture. `where`: URL of the server."""
-    return Group(Text(f"{server.model} at {where}", style="bold"), *map(Text, _lines(server)), _table(server))
+def shown(server: ServerFigures, where: str, width: int = 160) -> RenderableType:
+    """The whole picture, for so many columns. `where`: URL of the server."""
+    table = _narrow_table(server) if width < _NARROW else _table(server)
+    return Group(Text(f"{server.model} at {where}", style="bold"), *map(Text, _lines(server)), table)
+
+
+def fitted(parts: Sequence[Sequence[str]], num_lines: int) -> Text:
+    """Parts below each other in so many lines, each cut to its share of them; lines are as long as the screen is
+    wide."""
+    found: list[str] = []
+    for index, part in enumerate(parts):
+        room = (num_lines - len(found)) // (len(parts) - index) - 1
+        found += ["", *part] if len(part) <= room else ["", *part[: max(0, room - 1)], f"... {len(part)} lines in all"]
+    return Text("\n".join(found[:num_lines]), no_wrap=True, overflow="ellipsis")
 
 
 def _lines(server: ServerFigures) -> Iterator[str]:
@@ -30,7 +46,8 @@ def _lines(server: ServerFigures) -> Iterator[str]:
 def _caches(server: ServerFigures) -> str:
     share = _ABSENT if server.found_share is None else f"{server.found_share:.0%}"
     saved = f"{number(server.found_tokens)} prompt tokens were on decode already"
-    return f"caches: {share} of prompt tokens found; {size(int(server.moved_bytes))} moved in all, {saved}"
+    moved = f"{size(int(server.moved_bytes))} moved to these workers"
+    return f"caches: {share} of prompt tokens found; {moved}, {saved}"
 
 
 def _table(server: ServerFigures) -> Table:
@@ -48,6 +65,19 @@ def _table(server: ServerFigures) -> Table:
     for worker in server.workers:
         file = [_file(worker.file)] if has_files else []
         table.add_row(*_row(worker), *file, _last(worker, shows_revision=len(revisions) > 1))
+    return table
+
+
+def _narrow_table(server: ServerFigures) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("worker", "role", "state"):
+        table.add_column(name)
+    for name in ("run", "wait", "tokens/s"):
+        table.add_column(name, justify="right")
+    table.add_column("pages: # used, = cached", no_wrap=True)
+    for worker in server.workers:
+        pools = "\n".join(bar(pool, _NARROW_BAR_LEN) for pool in worker.pools)
+        table.add_row(*islice(_row(worker), _NUM_NARROW), pools or _ABSENT)
     return table
 
 
@@ -88,17 +118,13 @@ def _besides(worker: WorkerFigures) -> Iterator[str]:
         yield f"{worker.quarantined} pages in quarantine"
 
 
-def bar(pool: PoolUse) -> str:
+def bar(pool: PoolUse, length: int = _BAR_LEN) -> str:
     """Shares of a pool, and how many pages it has. What is there at all is seen."""
     if not pool.total:
         return _ABSENT
-    used, cached = (_cells(count, pool.total) for count in (pool.used, pool.cached))
-    used = min(used, _BAR_LEN - cached) if cached < _BAR_LEN else 0
-    return f"{'#' * used}{'=' * cached}{'.' * (_BAR_LEN - used - cached)} {pool.total}"
-
-
-def _cells(count: int, total: int) -> int:
-    return max(int(count > 0), round(_BAR_LEN * count / total))
+    used, cached = (max(int(count > 0), round(length * count / pool.total)) for count in (pool.used, pool.cached))
+    used = min(used, length - cached) if cached < length else 0
+    return f"{'#' * used}{'=' * cached}{'.' * (length - used - cached)} {pool.total}"
 
 
 def number(value: float | None) -> str:

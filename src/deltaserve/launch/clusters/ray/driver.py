@@ -43,7 +43,6 @@ from deltaserve.process.children.private_folder import private_folder
 from deltaserve.process.children.terminal import Say
 from deltaserve.process.front.front_spec import front_child
 from deltaserve.settings.config import Settings
-from deltaserve.settings.urls import api_url
 
 _LOOK_S = 1.0
 _POLL_S = 0.1
@@ -85,7 +84,7 @@ def _serve(settings: Settings, prepared: PreparedRouter, folder: Path, watch: "W
     options = SupervisorOptions(
         None if logging.log_to == "stdout" else log_dir, settings.process.shutdown_grace_s, restarts=WAITS_FOR_OTHERS
     )
-    tell = teller(api_url(settings.network), watch.tell)
+    tell = teller(settings, watch.tell)
     supervisor = Supervisor(_front_children(settings, prepared, folder, watch.list), options, tell)
     watch.look_until_one_is_known()
     watch.start(supervisor)
