@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.e2e.server import Server, environment, serving
+from tests.e2e.server import Server, environment, serving, wait_until
 from tests.fixtures.language_model import language_model
 from tests.patience import PATIENCE_S
 
@@ -37,7 +37,7 @@ def after(document: str, words: str) -> tuple[str, str]:
 def server_of(model: Path, *flags: str) -> Iterator[Server]:
     with (
         TemporaryDirectory(prefix="e2e-", ignore_cleanup_errors=True) as path,
-        serving(Path(path), model, *_FLAGS, *flags) as server,
+        serving(Path(path), model, *_FLAGS, "--conditional-prefill", "auto", *flags) as server,  # as a user has it
     ):
         yield server
 
@@ -77,6 +77,7 @@ def test_the_first_requests_of_the_readme(small: Server, tmp_path: Path) -> None
 def test_the_chat_of_the_readme(small: Server, tmp_path: Path) -> None:
     _, shown = after("README.md", "chat .venv/lib")
     small.flush()
+    wait_until(lambda: not any(worker["resident_keys"] for worker in small.workers().values()), "the front to know it")
     lines = shown.splitlines()
     questions = "".join(line.removeprefix("> ") + "\n" for line in lines if line.startswith("> "))
     done = subprocess.run(

@@ -4,7 +4,9 @@ import pytest
 
 from deltaserve.core.errors import FailReason, RequestFailed
 from deltaserve.core.ids import PeerName, Role
-from tests.control.front.cluster import COMPAT, Cluster, facts, generation, other_facts, status
+from deltaserve.core.tokens import pack_u32
+from deltaserve.core.wire.messages import TokenRun, Tokens, Usage
+from tests.control.front.cluster import COMPAT, PAGE_SIZE, Cluster, facts, generation, other_facts, room, status
 
 PAIR = ("prefill-0", "decode-0")
 
@@ -117,3 +119,14 @@ def test_what_decode_cannot_hold_is_refused_as_ever() -> None:
     cluster.die("prefill-0")
     with pytest.raises(RequestFailed, match="limit 44"):
         cluster.submit(1, generation(1, prompt_len=40, max_tokens=8))
+
+
+@pytest.mark.parametrize(("prefill_s", "held"), [(0.0, 0), (0.5, 40)])
+def test_what_decode_computed_prefill_is_not_expected_to_hold(prefill_s: float, held: int) -> None:
+    cluster = weighing()
+    keys = cluster.submit(1).keys
+    usage = Usage(prompt_len=40, output_len=1, prefill_s=prefill_s)
+    cluster.say("decode-0", Tokens(runs=(TokenRun(room=room(1), epoch=1, start=0, tokens=pack_u32([7]), usage=usage),)))
+    residency = cluster.front.placer.residency
+    assert residency.hit_len(PeerName("prefill-0"), keys, PAGE_SIZE, cluster.now) == held
+    assert residency.hit_len(PeerName("decode-0"), keys, PAGE_SIZE, cluster.now) == 40

@@ -141,3 +141,17 @@ def test_few_prompts_are_expected_and_none_without_a_full_page() -> None:
     for number in range(2000):
         residency.expect(WORKER, number.to_bytes(16, "big"), NOW)
     residency.check_integrity()
+
+
+def test_what_another_worker_computed_is_expected_no_more() -> None:
+    """Prompts that begin alike, and are still to be computed there, are."""
+    residency, keys, longer = Residency(100), chain(3), chain(5)
+    residency.expect(WORKER, keys, NOW)
+    residency.unexpect(WORKER, keys)
+    assert residency.hit_len(WORKER, keys, PAGE, NOW) == 0
+    for each in (keys, longer):
+        residency.expect(WORKER, each, NOW)
+    residency.unexpect(WORKER, longer)
+    assert residency.hit_len(WORKER, longer, PAGE, NOW) == 3 * PAGE
+    residency.unexpect(WORKER, chain(2, branch=1))
+    residency.check_integrity()

@@ -400,6 +400,8 @@ class Lifecycle:
             live.first_token_s = now - live.submitted_at
         if live.is_computing and live.placement is not None:
             self._placer.succeeded(live.placement)
+            if run.usage is not None and not run.usage.prefill_s:
+                self._placer.computed_by_decode(live.sample, live.placement)
         self._release_prefill(live)
         self._rooms.move(live, RoomEvent.TOKENS)
         tokens = unpack_u32(run.tokens)[num_known:]

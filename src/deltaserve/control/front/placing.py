@@ -182,6 +182,12 @@ class Placer:
         for name in placement.workers:
             self.breakers.succeeded(name)
 
+    def computed_by_decode(self, sample: KeyedSample, placement: Placement) -> None:
+        """Prefill never began with the prompt: it has nothing of it but what it tells of."""
+        if placement.prefill is not None:
+            worker = self._worker(placement.prefill)
+            self.residency.unexpect(worker.name, sample.keys.of(worker.fingerprint, worker.facts.page_size))
+
     def failed(self, placement: Placement, half: Cause, now: float) -> None:
         """A room failed there, by the fault of one half."""
         self.breakers.failed(placement.decode if half is Cause.DECODE else placement.computing, now)

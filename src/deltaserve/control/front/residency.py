@@ -89,6 +89,12 @@ class Residency:
         if len(expected) > _EXPECTED_PROMPTS:
             expected.popitem(last=False)
 
+    def unexpect(self, worker: PeerName, keys: bytes) -> None:
+        """A prompt that was placed there was computed by another worker."""
+        view, first = self._views.get(worker), key_at(keys, 0)
+        if view is not None and first in view.expected:
+            view.expected[first] = tuple(old for old in view.expected[first] if old.keys != keys)
+
     def hit_len(self, worker: PeerName, keys: bytes, page_size: int, now: float) -> int:
         """Tokens of the longest prefix of a packed key chain that is resident, or expected to be.
 
