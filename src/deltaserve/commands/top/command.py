@@ -19,7 +19,7 @@ from rich.text import Text
 from deltaserve.commands.client.admin import ask_admin, ask_text
 from deltaserve.commands.client.http_client import fault, http_client
 from deltaserve.commands.top.figures import Look, ServerFigures, figures, series_of
-from deltaserve.commands.top.screen import fitted, shown
+from deltaserve.commands.top.screen import WIDTH, fitted, shown
 from deltaserve.commands.top.trees import tree_lines
 from deltaserve.commands.top.waterfall import request_lines
 from deltaserve.core.errors import ConfigError
@@ -30,7 +30,6 @@ from deltaserve.settings.urls import DEFAULT_URL, server_root
 _FEWEST_S = 0.2
 _LIVE_TIMEOUT_S = 3.0
 _PAGE = "/view"
-_WIDTH = 160
 _Lines = Callable[[Mapping[str, Any]], Iterable[str]]
 _EXTRAS: Mapping[str, tuple[str, _Lines]] = {
     "trees": ("/admin/trees", tree_lines),
@@ -128,7 +127,7 @@ class _Watch:
 
 def _print(watch: _Watch, arguments: argparse.Namespace) -> None:
     """Each look below the last."""
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     while True:
         time.sleep(arguments.interval)
         told = watch.look()

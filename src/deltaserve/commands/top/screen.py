@@ -10,6 +10,8 @@ from rich.text import Text
 from deltaserve.commands.top.figures import FileUse, PoolUse, ServerFigures, WorkerFigures
 from deltaserve.core.sizes import size
 
+WIDTH = 160
+"""Columns, where there is no terminal."""
 _BAR_LEN = 24
 _NARROW_BAR_LEN = 12
 _NUM_NARROW = 6
@@ -19,7 +21,7 @@ _ABSENT = "-"
 _STATE_STYLES = {"ready": "green", "leaving": "yellow", "draining": "yellow"}
 
 
-def shown(server: ServerFigures, where: str, width: int = 160) -> RenderableType:
+def shown(server: ServerFigures, where: str, width: int = WIDTH) -> RenderableType:
     """The whole picture, for so many columns. `where`: URL of the server."""
     table = _narrow_table(server) if width < _NARROW else _table(server)
     return Group(Text(f"{server.model} at {where}", style="bold"), *map(Text, _lines(server)), table)
@@ -51,12 +53,7 @@ def _caches(server: ServerFigures) -> str:
 
 
 def _table(server: ServerFigures) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("worker", "role", "state"):
-        table.add_column(name)
-    for name in ("run", "wait", "tokens/s", "step", "in/s"):
-        table.add_column(name, justify="right")
-    table.add_column("pages: # used, = cached, . free", no_wrap=True)
+    table = _empty_table(("run", "wait", "tokens/s", "step", "in/s"), "pages: # used, = cached, . free")
     has_files = any(worker.file is not None for worker in server.workers)
     if has_files:
         table.add_column("file")
@@ -68,13 +65,19 @@ def _table(server: ServerFigures) -> Table:
     return table
 
 
-def _narrow_table(server: ServerFigures) -> Table:
+def _empty_table(numbers: Sequence[str], pages: str) -> Table:
+    """A worker's columns: who it is, these numbers of it, and its pages under that heading."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("worker", "role", "state"):
         table.add_column(name)
-    for name in ("run", "wait", "tokens/s"):
+    for name in numbers:
         table.add_column(name, justify="right")
-    table.add_column("pages: # used, = cached", no_wrap=True)
+    table.add_column(pages, no_wrap=True)
+    return table
+
+
+def _narrow_table(server: ServerFigures) -> Table:
+    table = _empty_table(("run", "wait", "tokens/s"), "pages: # used, = cached")
     for worker in server.workers:
         pools = "\n".join(bar(pool, _NARROW_BAR_LEN) for pool in worker.pools)
         table.add_row(*islice(_row(worker), _NUM_NARROW), pools or _ABSENT)

@@ -103,7 +103,7 @@ def prefill_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Prefi
     queues = smooth(reports, lambda s: float(s.waiting_tokens), 0.0, stale)
     told = _without_old([(_rate(report), report.rate_age_s) for report in reports])
     rates = _smoothed(reports, told, assumed.prefill_tokens_per_s, stale, max)
-    is_measured = any(report.status and report.status.prefill_tokens_per_s for report in reports)
+    is_measured = any(map(_rate, reports))
     return [
         PrefillLoad(
             report.worker, max(queue + report.unseen.compute_tokens, float(report.own_tokens)), rate, is_measured
@@ -120,7 +120,7 @@ def decode_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Decode
     free = smooth(reports, _free_fraction, 1.0, stale)
     told = _without_old([(_step_s(report), report.step_age_s) for report in reports])
     steps = _of_groups(reports, _smoothed(reports, told, assumed.decode_step_s, stale, min))
-    is_measured = any(report.status and report.status.decode_step_s for report in reports)
+    is_measured = any(map(_step_s, reports))
     out: list[DecodeLoad] = []
     for i, report in enumerate(reports):
         num_rooms = max(rooms[i] + report.unseen.rooms, float(report.own_rooms))

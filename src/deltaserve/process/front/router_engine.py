@@ -81,9 +81,9 @@ class RouterEngine:
         self._refusals: dict[PeerName, str | None] = {}
         """Every worker that was there when last looked at |-> why it is not used."""
         self._serving: list[str] = []
-        self._is_alone = False
-        """Whether decode computes all prompts."""
         """Revisions of the model of which there was a pair when last looked at, if there was any."""
+        self._is_alone = False
+        """Whether decode computed all prompts when last looked at."""
         self._halted: dict[PeerName, int] = {}
         """Worker |-> its process, which neither works nor ends."""
         self._trees_told = asyncio.Event()
