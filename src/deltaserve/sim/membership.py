@@ -57,6 +57,8 @@ class Membership:
         """Those of them that never join again."""
         self.gone: set[PeerName] = set()
         """Those of these whose process has ended: nobody starts it again."""
+        self._is_healed = False
+        """Nobody joins any more who left before all was healed: all are there again, and the last one leaves for good."""
         self._rooms: dict[_Leave, frozenset[Room]] = {}
         """What was on a worker that leaves when a front was looked at last."""
         self._overdue_since: dict[_Leave, float] = {}
@@ -105,7 +107,7 @@ class Membership:
 
     def _look_at_forgotten(self, name: PeerName) -> None:
         world = self._cast.world
-        if name not in self.left:
+        if name not in self.left or (self._is_healed and name not in self._for_good):
             return
         if any(front.core.workers.get(name) is not None for front in self._fronts):
             world.at(world.now + _LOOK_S, lambda: self._look_at_forgotten(name))
@@ -121,7 +123,7 @@ class Membership:
         world.at(world.now + self._chance.log_uniform(*_JOINS_S), lambda: self._join(name))
 
     def _join(self, name: PeerName) -> None:
-        if name not in self.left:
+        if self._is_healed:
             return
         self.left.discard(name)
         world = self._cast.world
@@ -146,6 +148,7 @@ class Membership:
 
     def heal(self) -> None:
         """Everybody is there again, but those who left for good."""
+        self._is_healed = True
         self.left &= self._for_good
 
     # ------------------------------------------------------------ what must hold

@@ -65,9 +65,9 @@ from deltaserve.sim.world import World
 LIVENESS_S = 60.0
 """After `heal` everything must be over within so long (I11)."""
 SLOW_LIVENESS_S = 3 * LIVENESS_S
-"""Limit on slow networks, where a request that was retracted is carried again, and where ranks copy staged pages bit by
-bit: they look again after half a second at what no news tells them of, such as room in their own ring, real ones after
-two milliseconds."""
+"""Limit on slow networks, where a request that was retracted is carried again, and where pages are staged: ranks look
+again after half a second at what no news tells them of, such as room in their own ring, real ones after two
+milliseconds."""
 _NUM_PROBES = 3
 _LEAVES_S = 0.005, 0.5
 """How long a client waits that leaves."""
@@ -400,7 +400,9 @@ class Run:
             raise IntegrityError(f"I27: {num_fences} fences, and nothing had happened")
 
     def _liveness_s(self) -> float:
-        is_slow = self.knobs.bytes_per_s is not None or self.knobs.staging_pauses > 0
+        shape = self.knobs.shape
+        is_staged = shape.prefill_staging_bytes > 0 or shape.decode_staging_bytes > 0
+        is_slow = self.knobs.bytes_per_s is not None or is_staged
         return SLOW_LIVENESS_S if is_slow else LIVENESS_S
 
     def _check_verdicts(self) -> None:
