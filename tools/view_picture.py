@@ -38,6 +38,7 @@ def main() -> int:
             time.sleep(_WARM_S)
             with browser(chromium) as page:
                 page.open(f"{url}/view")
+                page.picture(_WIDTH, _HEIGHT)  # it is drawn for a window of that size from now on
                 time.sleep(_SHOWN_S)
                 arguments.file.write_bytes(page.picture(_WIDTH, _HEIGHT))
         finally:

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from deltaserve.control.front.known_worker import STATE_WORDS
+from deltaserve.control.peer.table import PeerState
 from tests.e2e.reference import random_prompt
 from tests.e2e.server import Server, wait_until
 from tests.patience import PATIENCE_S
@@ -71,7 +72,7 @@ def test_the_page_shows_what_happens(shared_pair: Server, page: BrowserPage) -> 
     page.wait_for("flow.some(([decode]) => decode >= 96)")
     page.wait_for("document.querySelectorAll('#flow rect.cached').length > 0")
     assert "ok" in text_of(page, "requests")
-    assert page.value("document.querySelectorAll('#requests rect.cached').length") > 0
+    assert page.value("document.querySelectorAll('#requests rect.decoded').length") > 0
     assert len(page.picture(900, 700)) > 10_000
 
 
@@ -103,3 +104,29 @@ def test_states_of_links_have_the_words_that_top_has(shared_pair: Server, page: 
     page.open(f"{shared_pair.base_url}/view")
     for state, words in STATE_WORDS.items():
         assert page.value(f"STATES['{state.value}'] || '{state.value}'") == words
+
+
+def test_a_worker_without_a_tree_is_named_with_its_state(shared_pair: Server, page: BrowserPage) -> None:
+    page.open(f"{shared_pair.base_url}/view")
+    page.wait_for("last !== null")
+    told = page.value(
+        """(() => {
+            const [first, ...others] = last.workers;
+            const now = { ...last, workers: [{ ...first, state: "greeting" }, ...others], trees: last.trees.slice(1) };
+            showTrees(now);
+            return document.getElementById("trees").innerText;
+        })()"""
+    )
+    name = next(iter(shared_pair.workers()))
+    assert f"{name} (prefill): nothing is known while it is {STATE_WORDS[PeerState.GREETING]}" in told
+
+
+def test_a_narrow_window_scrolls_tables_alone(shared_pair: Server, page: BrowserPage) -> None:
+    """Letters in pictures keep their size, and nothing is cut off at the side."""
+    shared_pair.complete(PROMPT, 4)
+    page.open(f"{shared_pair.base_url}/view")
+    page.picture(400, 800)
+    page.wait_for("document.querySelectorAll('#trees rect').length > 1")
+    is_narrow = "document.querySelector('#trees svg').viewBox.baseVal.width < 400"
+    page.wait_for(f"innerWidth === 400 && {is_narrow}")
+    assert page.value("document.documentElement.scrollWidth") <= 400
