@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.foresight import NEVER, Future, Knowledge, known_share
+from deltaserve.commands.load.mooncake_trace import read_trace
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.eviction import KvEviction
 from deltaserve.control.cache.prefix_cache import PrefixCache
@@ -41,17 +42,6 @@ SPACE = Namespace("bench")
 SEED = seed_key(b"secret", "model", 1, SPACE)
 Prompt = tuple[int, ...]
 """Ids of the blocks."""
-
-
-def read_trace(path: Path) -> list[Prompt]:
-    """Raises ValueError where a line is none of Mooncake's."""
-    prompts = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        ids = json.loads(line).get("hash_ids")
-        if not isinstance(ids, list) or not all(isinstance(block, int) for block in ids):
-            raise ValueError(f"{path}: line {number} has no hash_ids")
-        prompts.append(tuple(ids))
-    return prompts
 
 
 def draw_trace(seed: int = 0) -> list[Prompt]:
@@ -120,7 +110,7 @@ def main() -> None:
     parser.add_argument("trace", nargs="?", type=Path)
     parser.add_argument("--json", type=Path, help="write all figures there")
     arguments = parser.parse_args()
-    prompts = read_trace(arguments.trace) if arguments.trace else draw_trace()
+    prompts = [request.blocks for request in read_trace(arguments.trace)] if arguments.trace else draw_trace()
     num_blocks = len({block for prompt in prompts for block in prompt})
     most = hit_share(prompts, sum(map(len, prompts)), KvEviction.LRU)
     table = Table(title=f"{len(prompts):,} requests, {num_blocks:,} distinct blocks; all: {most:.1%} are hits")

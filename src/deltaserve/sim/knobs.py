@@ -7,6 +7,7 @@ from deltaserve.control.cache.eviction import KvEviction
 from deltaserve.control.cache.prefix_cache import StateEviction
 from deltaserve.control.front.balance import POLICIES as BALANCE_METHODS
 from deltaserve.control.sched.policy import POLICIES as SCHEDULE_POLICIES
+from deltaserve.control.transfer.endpoint_config import DEFAULT_MAX_WINDOWS
 from deltaserve.control.transfer.ring import ALIGNMENT
 from deltaserve.core.ids import PeerName, Role
 from deltaserve.core.transport import Evidence
@@ -55,6 +56,8 @@ _WINDOW_S = (0.4, 0.9)
 """Seconds that a window takes there: two are under way at a time, and a writer that drains waits for both."""
 _CARRIED_S = 15.0
 """Most seconds of all requests of a run on a network card, each sent once: the run waits a minute for their end."""
+_IN_TIME = 0.9
+"""Share of the time after which a write counts as failed that all those before it may take."""
 _REQUEST_S = 5.0
 """Most seconds that one request may take a network card."""
 _STAGED = 0.1
@@ -188,7 +191,8 @@ def draw_knobs(seed: int) -> Knobs:
         knobs = replace(knobs, shape=replace(knobs.shape, shares_cores=True))
     if chance.hits(_SPECULATES):
         knobs = replace(knobs, shape=replace(knobs.shape, max_drafts=chance.choose((1, 3, 3, 7))))
-    return _with_a_rollout(_with_a_file(knobs, Chance(seed, "tier")), Chance(seed, "rollout"))
+    knobs = _with_a_rollout(_with_a_file(knobs, Chance(seed, "tier")), Chance(seed, "rollout"))
+    return _with_all_windows_in_time(knobs)
 
 
 def _with_a_file(knobs: Knobs, chance: Chance) -> Knobs:
@@ -520,6 +524,18 @@ def _varied(knobs: Knobs, chance: Chance) -> Knobs:
     )
     varied = _with_as_many_as_are_carried(varied)
     return calm(varied) if chance.hits(0.2) else varied
+
+
+def _with_all_windows_in_time(knobs: Knobs) -> Knobs:
+    """A network on which no window counts as failed for those before it: at worst all of the run wait for each other,
+    since a card that waits for the one at the other end carries nothing meanwhile."""
+    if knobs.bytes_per_s is None or knobs.slow_writes:
+        return knobs
+    shape = knobs.shape
+    num_workers = shape.num_prefill + shape.num_decode + shape.next_prefill + shape.next_decode
+    num_windows = DEFAULT_MAX_WINDOWS * num_workers * num_workers / 4  # roles may change
+    least = num_windows * window_bytes(shape) / (_IN_TIME * shape.stall_s)
+    return replace(knobs, bytes_per_s=max(knobs.bytes_per_s, least))
 
 
 def _with_as_many_as_are_carried(knobs: Knobs) -> Knobs:

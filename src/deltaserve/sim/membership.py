@@ -58,7 +58,7 @@ class Membership:
         self.gone: set[PeerName] = set()
         """Those of these whose process has ended: nobody starts it again."""
         self._is_healed = False
-        """Nobody joins any more who left before all was healed: all are there again, and the last one leaves for good."""
+        """Who left before all was healed joins no more: all are there again, and the last one leaves for good."""
         self._rooms: dict[_Leave, frozenset[Room]] = {}
         """What was on a worker that leaves when a front was looked at last."""
         self._overdue_since: dict[_Leave, float] = {}

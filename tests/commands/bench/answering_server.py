@@ -31,6 +31,8 @@ class Manners:
     tokens_per_event: int = 1
     flush_status: int = 200
     models_status: int = 200
+    tells_timings: bool = False
+    """As deltaserve does: every other prompt was computed by prefill, and half of each was in a cache."""
 
 
 @dataclass(slots=True)
@@ -86,11 +88,22 @@ class AnsweringServer:
                 if number == self.manners.fail_at or number >= (self.manners.fail_from or number + 1):
                     yield event({"error": {"message": "the worker died", "code": 502}})
                     return
-            usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}
+            usage: dict[str, object] = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}
+            if self.manners.tells_timings:
+                usage = {**usage, "timings": [_timings(len(prompt), by_prefill=number % 2 == 0)]}
             yield event({"choices": [], "usage": {**usage, "prompt_tokens_details": {"cached_tokens": 2}}})
             yield "data: [DONE]\n\n"
         finally:
             self.in_flight -= 1
+
+
+def _timings(prompt_len: int, *, by_prefill: bool) -> dict[str, int]:
+    found = prompt_len // 2
+    return {
+        "decode_cached_tokens": 0 if by_prefill else found,
+        "prefill_cached_tokens": found if by_prefill else 0,
+        "transferred_bytes": 1000 if by_prefill else 0,
+    }
 
 
 def event(body: dict[str, object]) -> str:

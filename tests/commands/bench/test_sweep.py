@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ def parse(*options: str) -> argparse.Namespace:
     return parser.parse_args(options)
 
 
-def rows_of(out: str) -> list[list[str]]:
-    """Rows of the table: what follows its headings, up to a note."""
+def rows_of(out: str, heading: str = "output tok/s") -> list[list[str]]:
+    """Rows of the table with that heading."""
     lines = out.splitlines()
-    (heading,) = [index for index, line in enumerate(lines) if "output tok/s" in line]
-    return [line.split() for line in lines[heading + 1 :] if line.split()[0].isdigit()]
+    (first,) = [index for index, line in enumerate(lines) if heading in line]
+    return [line.split() for line in takewhile(lambda line: line[:10].strip().isdigit(), lines[first + 1 :])]
 
 
 def test_each_concurrency_gets_prompts_of_its_own_and_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,6 +49,15 @@ def test_each_concurrency_gets_prompts_of_its_own_and_a_row(tmp_path: Path, caps
     assert not first & second
     rows = rows_of(capsys.readouterr().out)
     assert [(row[0], row[-1]) for row in rows] == [("1", "6/6"), ("4", "6/6")]
+
+
+def test_a_sweep_says_what_the_server_did_with_the_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(AnsweringServer(Manners(tells_timings=True))) as url:
+        assert run(parse("--base-url", url, *WORKLOAD, "--sweep", "concurrency=1,2", "--warmup-requests", "1")) == 0
+    out = capsys.readouterr().out
+    assert [(row[0], row[-1]) for row in rows_of(out)] == [("1", "6/6"), ("2", "6/6")]
+    for strength, row in zip(("1", "2"), rows_of(out, "by prefill"), strict=True):
+        assert row == [strength, "50%", "50%", "50%", "50%", "3,000"]
 
 
 def test_a_sweep_over_the_rate_keeps_the_limit_of_concurrency(tmp_path: Path) -> None:
@@ -102,7 +112,7 @@ def test_a_chart_without_its_library_is_refused_before_anything_is_sent(
 def test_a_chart_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     chart = tmp_path / "chart.png"
-    with serving(AnsweringServer(Manners())) as url:
+    with serving(AnsweringServer(Manners(tells_timings=True))) as url:
         options = ("--sweep", "concurrency=1,2", "--sweep-png", str(chart))
         assert run(parse("--base-url", url, *WORKLOAD, *options)) == 0
     assert chart.read_bytes().startswith(b"\x89PNG")

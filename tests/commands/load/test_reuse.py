@@ -59,3 +59,10 @@ def test_without_timings_nothing_is_said() -> None:
     plain = replace(record(0, 10, 0), usage={"prompt_tokens": 10})
     failed = replace(record(0, 10, 0), error="refused")
     assert reuse_of([plain, failed]) is None
+
+
+def test_shares_say_what_the_rule_did() -> None:
+    found = reuse_of([record(0, 100, 0, transferred_bytes=1000), record(1, 100, 0, decode_cached_tokens=80)])
+    assert found is not None
+    assert found.share_by_decode == 0.5
+    assert found.share_computed == 120 / 200

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from tokenizers import Tokenizer as TokenizerFile
 
-from deltaserve.commands.bench.sweep import Sweep, SweepPoint, print_sweep
+from deltaserve.commands.bench.sweep import Sweep, SweepKind, SweepPoint, print_sweep
 from deltaserve.commands.bench.sweep_chart import draw_sweep, require_chart
 from deltaserve.commands.client.bearer_key import authorization
 from deltaserve.commands.client.chat_stream import find_model
@@ -22,6 +22,7 @@ from deltaserve.commands.client.completion_stream import ServerDialect, ServerEr
 from deltaserve.commands.client.http_client import async_http_client, fault
 from deltaserve.commands.load.agents import AgentMaker, AgentTraffic, Habits, RandomAgent, RecallAgent
 from deltaserve.commands.load.load_client import Client, Load, Measurement
+from deltaserve.commands.load.mooncake_trace import BLOCK_LEN, TraceScale, TraceTraffic, read_trace
 from deltaserve.commands.load.recall import DocumentShape, RecallTraffic
 from deltaserve.commands.load.report import BenchSummary, as_json, print_summary, summarize
 from deltaserve.commands.load.traffic import (
@@ -46,6 +47,11 @@ where the batch or the memory is full, the time to first token (TTFT) grows. Tak
   --sweep concurrency=1,2,4,8,16   so many requests in flight: what a server gives at its best
   --sweep rate=0.5,1,2,4           so many conversations start per second: what users meet who do not wait for others
 Each strength has prompts of its own, drawn alike, so that none finds in the cache what another left there."""
+
+TRACE = """\
+A JSON object for each request, as Mooncake's public traces have them (conversation, toolagent): timestamp in ms,
+input_length, output_length, and hash_ids, one for each 512 tokens of the prompt. Equal ids are equal tokens.
+  --workload trace --trace toolagent_trace.jsonl --num-prompts 500 --trace-block-len 32 --trace-speed 4"""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -87,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "deltaserve bench [options]"
     parser.add_argument(
         "--workload",
-        choices=("shared-prefix", "multi-turn", "recall", "agents"),
+        choices=("shared-prefix", "multi-turn", "recall", "agents", "trace"),
         default="shared-prefix",
         help="what to send",
     )
@@ -189,6 +195,18 @@ def _add_workloads(parser: argparse.ArgumentParser) -> None:
     agents.add_argument(
         "--agents-recall", action="store_true", help="prefixes are documents of facts: answers can be checked"
     )
+    _add_trace(parser.add_argument_group("trace: requests of a recorded trace, at their times, shared as there", TRACE))
+
+
+def _add_trace(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--trace", type=Path, help="the trace; --num-prompts N sends its first N requests")
+    group.add_argument(
+        "--trace-block-len",
+        type=int,
+        default=BLOCK_LEN,
+        help="tokens for a block: fewer make all lengths as much shorter",
+    )
+    group.add_argument("--trace-speed", type=float, default=1.0, help="requests come so many times as fast")
 
 
 def _json_object(text: str) -> dict[str, object]:
@@ -236,9 +254,22 @@ def ignored_options(args: argparse.Namespace, num_conversations: int) -> list[st
     return lines
 
 
+def _trace_traffic(args: argparse.Namespace) -> TraceTraffic:
+    if args.trace is None:
+        raise ValueError("--workload trace needs --trace FILE")
+    if args.request_rate is not None:
+        raise ValueError("--request-rate and --workload trace: a trace has times of its own (--trace-speed)")
+    scale = TraceScale(args.trace_block_len, args.trace_speed)
+    return TraceTraffic(read_trace(args.trace, args.num_prompts), args.token_range, scale)
+
+
 def _all_traffic(args: argparse.Namespace) -> list[Conversation]:
+    if args.trace is not None and args.workload != "trace":
+        raise ValueError(f"--trace and --workload {args.workload}: give one of them")
     if args.dataset_name is not None and args.workload != "shared-prefix":
         raise ValueError(f"--dataset-name {args.dataset_name} and --workload {args.workload}: give one of them")
+    if args.workload == "trace":
+        return _trace_traffic(args).generate(args.seed)
     shape = DocumentShape(args.num_facts, args.num_noise)
     if args.workload == "recall":
         return RecallTraffic(
@@ -274,8 +305,10 @@ def make_trials(args: argparse.Namespace) -> list[Trial]:
         require_chart(args.sweep_png)
     if sweep is None:
         conversations = make_traffic(args)
-        arrivals = arrival_times(len(conversations), args.request_rate, args.seed)
+        arrivals = _arrivals(conversations, args.request_rate, args.seed)
         return [Trial("requests", conversations, Load(arrivals, args.max_concurrency))]
+    if args.workload == "trace" and sweep.kind is SweepKind.RATE:
+        raise ValueError("--sweep rate and --workload trace: a trace has times of its own (--trace-speed)")
     for flag, given, swept in (
         ("--max-concurrency", args.max_concurrency, sweep.concurrencies),
         ("--request-rate", args.request_rate, sweep.rates),
@@ -289,9 +322,16 @@ def _strength(args: argparse.Namespace, sweep: Sweep, index: int) -> Trial:
     """The workload drawn anew, at one of the sweep's strengths."""
     seed = args.seed + index
     conversations = make_traffic(argparse.Namespace(**{**vars(args), "seed": seed}))
-    arrivals = arrival_times(len(conversations), sweep.rates[index] or args.request_rate, seed)
+    arrivals = _arrivals(conversations, sweep.rates[index] or args.request_rate, seed)
     label = f"{sweep.kind.heading} {sweep.values[index]:g}"
     return Trial(label, conversations, Load(arrivals, sweep.concurrencies[index] or args.max_concurrency))
+
+
+def _arrivals(conversations: Sequence[Conversation], rate: float | None, seed: int) -> list[float]:
+    """When each begins: as the traffic says, else as `rate` does."""
+    own = [conversation.arrives_s for conversation in conversations]
+    drawn = arrival_times(len(conversations), rate, seed)
+    return [at if told is None else told for told, at in zip(own, drawn, strict=True)]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -363,9 +403,14 @@ def what_ran(args: argparse.Namespace, model: str, conversations: Sequence[Conve
         "recall": f"{args.num_documents} documents with {args.conversations_per_document} conversations of "
         f"{args.num_turns} turns each",
         "agents": f"{args.num_agents} agents with {args.sessions_per_agent} sessions of {args.num_turns} turns each",
+        "trace": f"{len(conversations)} requests of {args.trace} within {_last_arrival_s(conversations):.0f} s",
     }[args.workload]
     num_requests = sum(conversation.num_requests for conversation in conversations)
     return f"{args.workload}: {counts}, {num_requests} requests in all, to {model} at {server_root(args.base_url)}"
+
+
+def _last_arrival_s(conversations: Sequence[Conversation]) -> float:
+    return max((conversation.arrives_s or 0.0 for conversation in conversations), default=0.0)
 
 
 async def _benchmark(

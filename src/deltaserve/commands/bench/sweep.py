@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deltaserve.commands.load.report import BenchSummary
+from deltaserve.commands.load.reuse import ReuseSummary
 
 
 class SweepKind(Enum):
@@ -91,9 +92,25 @@ def print_sweep(console: Console, sweep: Sweep, points: Sequence[SweepPoint]) ->
         ]
         table.add_row(*row, *([f"{summary.answers_right}/{summary.answers_expected}"] if checked else []))
     console.print(table)
+    told = [(point.value, reuse) for point in points if (reuse := point.summary.reuse) is not None]
+    if told:
+        _print_reuse(console, sweep, told)
     for point in points:
         if point.summary.distrust is not None:
             console.print(f"Note, {sweep.kind.heading} {point.value:g}: {point.summary.distrust}.", style="yellow")
+
+
+def _print_reuse(console: Console, sweep: Sweep, told: Sequence[tuple[float, ReuseSummary]]) -> None:
+    """What the server did with the prompts at each strength."""
+    console.print()
+    table = Table(title="where prompts were computed and found", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in (sweep.kind.heading, "by decode", "by prefill", "tokens computed", "found", "bytes moved"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for value, reuse in told:
+        by_decode, computed = reuse.share_by_decode, reuse.share_computed
+        shares = (f"{share:.0%}" for share in (by_decode, 1 - by_decode, computed, 1 - computed))
+        table.add_row(f"{value:g}", *shares, f"{reuse.moved_bytes:,}")
+    console.print(table)
 
 
 def _both(point: SweepPoint, name: str) -> str:

@@ -10,7 +10,7 @@ from deltaserve.commands.bench.sweep import Sweep, SweepPoint
 from deltaserve.core.errors import ConfigError
 
 _LIBRARY = "matplotlib"
-_INCHES = (11.0, 4.5)
+_PANEL_INCHES = (5.5, 4.5)
 _DPI = 120
 
 
@@ -25,10 +25,14 @@ def require_chart(path: Path) -> None:
 
 
 def draw_sweep(path: Path, title: str, sweep: Sweep, points: Sequence[SweepPoint]) -> None:
-    """Requests per second, and time to first token, over the time between tokens. Points without that are left out."""
-    figure: Any = importlib.import_module(f"{_LIBRARY}.figure").Figure(figsize=_INCHES, layout="constrained")
+    """Requests per second, and time to first token, over the time between tokens (points without that are left out);
+    where the server tells it, also what it did with the prompts at each strength."""
+    has_reuse = any(point.summary.reuse is not None for point in points)
+    num_panels, (width, height) = 3 if has_reuse else 2, _PANEL_INCHES
+    library = importlib.import_module(f"{_LIBRARY}.figure")
+    figure: Any = library.Figure(figsize=(num_panels * width, height), layout="constrained")
     figure.suptitle(title, fontsize="small", wrap=True)
-    rate, ttft = figure.subplots(1, 2)
+    rate, ttft, *more = figure.subplots(1, num_panels)
     told = [(point, itl) for point in points if (itl := point.latency_ms("itl", "p50")) is not None]
     itls = [itl for _, itl in told]
     rate.plot(itls, [point.summary.requests_per_s for point, _ in told], marker="o")
@@ -45,4 +49,20 @@ def draw_sweep(path: Path, title: str, sweep: Sweep, points: Sequence[SweepPoint
     for axes in (rate, ttft):
         axes.set_xlabel(f"time between tokens p50, ms (points: {sweep.kind.value})")
         axes.grid(alpha=0.3)
+    for axes in more:
+        _draw_reuse(axes, sweep, points)
     figure.savefig(path, dpi=_DPI)
+
+
+def _draw_reuse(axes: Any, sweep: Sweep, points: Sequence[SweepPoint]) -> None:
+    told = [(point.value, reuse) for point in points if (reuse := point.summary.reuse) is not None]
+    values = [value for value, _ in told]
+    axes.plot(
+        values, [100 * reuse.share_by_decode for _, reuse in told], marker="o", label="prompts computed by decode"
+    )
+    axes.plot(values, [100 * reuse.share_computed for _, reuse in told], marker="s", label="prompt tokens computed")
+    axes.set_ylim(-5, 105)
+    axes.set_ylabel("%")
+    axes.set_xlabel(sweep.kind.heading)
+    axes.grid(alpha=0.3)
+    axes.legend()

@@ -40,6 +40,16 @@ class ReuseSummary:
     def computed_over_new(self) -> float | None:
         return self.computed_len / self.new_len if self.new_len else None
 
+    @property
+    def share_by_decode(self) -> float:
+        """Prompts that no prefill worker computed."""
+        return 1 - self.num_prefilled / self.num_requests
+
+    @property
+    def share_computed(self) -> float:
+        """Prompt tokens that no cache held."""
+        return self.computed_len / self.prompt_len if self.prompt_len else 0.0
+
     def as_rows(self) -> Iterable[tuple[str, str]]:
         """Label and value of each figure, for people."""
         yield "prompts by prefill", f"{self.num_prefilled:,} of {self.num_requests:,}"

@@ -30,6 +30,8 @@ class Conversation:
 
     turns: tuple[ChatTurn, ...]
     forks: tuple["Fork", ...] = ()
+    arrives_s: float | None = None
+    """Seconds after the start at which it begins, where the traffic itself says so."""
 
     @property
     def num_requests(self) -> int:

@@ -26,6 +26,9 @@ class Memory(Protocol):
         ...
 
 
+DEFAULT_MAX_WINDOWS = 2
+
+
 @dataclass(frozen=True, slots=True)
 class EndpointConfig:
     """This rank's memory, as the transport knows it."""
@@ -38,7 +41,7 @@ class EndpointConfig:
     """This rank's number and the number of ranks."""
     window_bytes: int = 8 << 20
     """Most bytes of one post: what another ticket of the same peer waits for, times the tickets before it."""
-    max_windows: int = 2
+    max_windows: int = DEFAULT_MAX_WINDOWS
     """Posts in flight per peer."""
     checksums: bool = False
     stall_s: float = 5.0
