@@ -61,6 +61,7 @@ KEPT_SEEDS = {
     17958926380625: "a lone prompt was thrown out at its last token for want of a copied window, again and again",
     18000000010193: "the judge had the last one leave, and what it had planned before had it join again",
     18000000047055: "a network so slow that a window, behind those of three other pairs, counted as failed",
+    18000000060161: "what failed on a revision's only pair, which was to leave, was not tried there again",
     18000000018425: "the judge gave up on ranks that wait for room in their ring, and take turns twice a second",
 }
 """Seeds that found a fault, with what it was. They are run for ever."""

@@ -239,15 +239,42 @@ def test_a_prefill_worker_that_fails_is_replaced_by_one_of_the_same_revision() -
 
 def test_prompt_logprobs_bind_a_room_as_tokens_do() -> None:
     cluster = two_revisions()
+    number = begun_by_prompt(cluster)
+    cluster.die("decode-0")
+    live = cluster.front.rooms.get(room(number))
+    assert live is not None and live.placement is None
+
+
+def begun_by_prompt(cluster: Cluster) -> int:
+    """Number of a room on the old revision whose client has log-probabilities of its prompt, and no token."""
     for number in range(1, 40):
         cluster.submit(number, generation(number, first_token=50 * number, prompt_logprobs=0))
         if placed(cluster, number) == OLD:
             break
     values = tuple(TokenLogprobs(-1.0, ()) for _ in range(3))
     cluster.say("decode-0", PromptLogprobs(room=room(number), start=1, values=values))
-    cluster.die("decode-0")
-    live = cluster.front.rooms.get(room(number))
-    assert live is not None and live.placement is None
+    return number
+
+
+def test_a_leaving_pair_tries_again_what_no_other_revision_may_go_on_with() -> None:
+    """Found by the simulator (seed 18000000060161): a fence between them, while both were to leave, ended it."""
+    cluster = two_revisions()
+    number = begun_by_prompt(cluster)
+    for name in OLD:
+        cluster.leave(name)
+    cluster.failed("decode-0", number, FailReason.PEER_FENCED, retryable=True)
+    assert placed(cluster, number) == OLD
+    assert len([submit for submit in cluster.submits("decode-0") if submit.room == room(number)]) == 2
+
+
+def test_what_has_not_begun_is_not_tried_again_on_a_leaving_pair() -> None:
+    cluster = two_revisions()
+    _on(OLD, cluster)
+    number = _room_numbers.pop(id(cluster))
+    for name in OLD:
+        cluster.leave(name)
+    cluster.failed("decode-0", number, FailReason.PEER_FENCED, retryable=True)
+    assert placed(cluster, number) == NEW
 
 
 def test_the_last_of_a_revision_keeps_its_role() -> None:

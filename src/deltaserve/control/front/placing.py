@@ -69,7 +69,7 @@ class Placer:
             except RequestFailed:
                 return self._best(sample, [Pool(decode.revision, others, [decode])], now)
         again = self._prefills_for(sample, failed) if remedy is Remedy.NEXT_PREFILL else []
-        pool = Pool(decode.revision, others or again, [decode])
+        pool = Pool(decode.revision, others or again or self._leaving_for(sample, failed), [decode])
         is_usable = decode.is_ready and sample.may_use(decode.revision)
         goes_alone = not others and is_usable and self._workers.may_go_alone(pool)
         return self._best(sample, [pool.alone() if goes_alone else pool], now)
@@ -80,6 +80,13 @@ class Placer:
         if failed.prefill is None or not decode.is_ready or not sample.may_use(decode.revision):
             return []
         return [w for w in self._workers.pool(decode.revision).prefills if _holds(w, sample.prompt_len)]
+
+    def _leaving_for(self, sample: KeyedSample, failed: Placement) -> list[Worker]:
+        """The prefill worker that is to leave and has not yet, for what no other revision may go on with."""
+        prefill = None if failed.prefill is None else self._worker(failed.prefill)
+        if sample.revision is None or prefill is None or prefill.leaves_at is None or not prefill.is_ready:
+            return []
+        return [prefill] if prefill.revision == sample.revision else []
 
     def _best(self, sample: KeyedSample, fitting: Sequence[Pool], now: float) -> Choice:
         pools = [pool for pool in fitting if pool.has_pair]
