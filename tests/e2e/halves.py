@@ -13,6 +13,8 @@ from tests.e2e.server import Api, Json, Process, Server, wait_until
 from tests.patience import PATIENCE_S
 from tests.ports import free_port, free_ports
 
+AS_USERS_HAVE_IT = {"DELTASERVE_CONDITIONAL_PREFILL": "auto"}
+"""Decode must ask for prefill's half of every prompt all the same."""
 FLAGS = ("--page-size", "16", "--num-pages", "512", "--verify", "crc", "--shutdown-grace-s", "1")
 
 
@@ -24,7 +26,8 @@ class HalfWorker(Server):
         self.link_port, self.port = free_ports(2)
         Api.__init__(self, f"http://127.0.0.1:{self.port}", model.name)
         link = ("--disaggregation-bootstrap-port", str(self.link_port), "--cluster-key-file", str(key))
-        Process.__init__(self, folder / role, role, str(model), "--http", str(self.port), *link, *FLAGS)
+        ports = ("--http", str(self.port), *link)
+        Process.__init__(self, folder / role, role, str(model), *ports, *FLAGS, variables=AS_USERS_HAVE_IT)
         self._seen_lives: dict[str, int] = {}
 
     @property

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,9 @@ _TAIL_LINES = 40
 Json = dict[str, Any]
 
 
+_NO_VARIABLES: Mapping[str, str] = {}
+
+
 def environment(folder: Path) -> dict[str, str]:
     """Logs of the children lie below `folder` as long as the server runs. Unless a test says otherwise prefill computes
     every prompt: on a machine whose cores they share decode would, and nothing would be moved."""
@@ -41,7 +44,14 @@ class Process:
     `wrap`: a program that becomes the command in other surroundings, such as another network.
     """
 
-    def __init__(self, folder: Path, *argv: str, wrap: Sequence[str] = (), cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *argv: str,
+        wrap: Sequence[str] = (),
+        cwd: Path | None = None,
+        variables: Mapping[str, str] = _NO_VARIABLES,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.argv = argv
@@ -52,7 +62,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment(folder),
+                env={**environment(folder), **variables},
                 cwd=cwd or folder,
             )
 

@@ -14,8 +14,8 @@ DECODE = "decode-0"
 
 
 def half(name: str) -> Cluster:
-    """The worker's front."""
-    return Cluster((name,), half=Role(name.split("-")[0])).all_ready()
+    """The worker's front, as it is by default: where it chose pairs itself, decode would compute short prompts."""
+    return Cluster((name,), half=Role(name.split("-")[0]), conditional_prefill=True).all_ready()
 
 
 def address(name: str) -> PeerAddress:

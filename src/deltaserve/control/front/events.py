@@ -138,3 +138,9 @@ class FrontConfig:
     """A room decode says nothing of for so long is submitted again, which changes nothing where it is known."""
     echo_s: float = 1.0
     """Shortest pause between two Cancels for the same unknown room, and two requests for a snapshot."""
+
+    @property
+    def weighs_prompts(self) -> bool:
+        """Whether decode may compute a prompt itself: not for half a request, since the other half waits until prefill
+        has been asked for its part."""
+        return self.conditional_prefill and self.half is None

@@ -33,7 +33,7 @@ class Placer:
         self._assumed = Assumed(
             config.prefill_tokens_per_s, config.decode_step_s, config.assumed_output_len, config.stale_report_s
         )
-        self._is_conditional = config.conditional_prefill
+        self._weighs_prompts = config.weighs_prompts
         self.residency = Residency(config.max_resident_keys)
         self.breakers = Breakers()
 
@@ -145,7 +145,7 @@ class Placer:
         """Book the sample on the pair; `release_prefill` and `release_decode` undo it, each once."""
         computing, keeping = choice.pair.computing, choice.pair.keeping
         prefill = None if choice.pair.is_unified else computing.load.worker
-        wait_len = prefill_wait_len(sample.prompt_len, choice.pair, self._prices) if self._is_conditional else 0
+        wait_len = prefill_wait_len(sample.prompt_len, choice.pair, self._prices) if self._weighs_prompts else 0
         placement = Placement(
             decode=keeping.load.worker,
             prefill=prefill,

@@ -115,8 +115,7 @@ class Workers:
 
     def may_go_alone(self, pool: Pool) -> bool:
         """Whether decode workers of the pool may compute prompts that no prefill worker can."""
-        is_weighed = self._config.conditional_prefill and self._config.half is None
-        return is_weighed and bool(pool.decodes) and pool.revision in self._had_prefill
+        return self._config.weighs_prompts and bool(pool.decodes) and pool.revision in self._had_prefill
 
     def address(self, name: PeerName) -> PeerAddress:
         return self._workers[name].member.address
