@@ -135,3 +135,26 @@ def test_what_the_file_holds_counts_as_held(server: Server, listeners: Listeners
     server.flush()
     for picture in (listeners.prefill, listeners.decode):
         wait_until(lambda of=picture: of.cached_len_now(long) == 0, "the flush to be told", server)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("server", [("--conditional-prefill", "auto")], indirect=True)
+def test_decode_tells_of_every_prompt_also_of_those_that_it_computes(server: Server, endpoint: str) -> None:
+    """By default, on cores of both: a router that hears one worker hears decode."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        host, _, port = endpoint.rpartition(":")
+        decode = Picture(context, f"{host}:{int(port) + 1}")
+        draw = Random(3)
+
+        def ask() -> list[int]:
+            prompt = [draw.randrange(3, 200) for _ in range(3 * PAGE_SIZE + 1)]
+            server.complete(prompt, max_tokens=4)
+            return prompt
+
+        while not decode.pages:  # until it is connected
+            ask()
+            decode.hear()
+        prompt = ask()
+        wait_until(lambda: decode.cached_len_now(prompt) == 3 * PAGE_SIZE, "pages to be told", server)
+    finally:
+        context.destroy(linger=0)

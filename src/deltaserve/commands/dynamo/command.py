@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--event-plane", choices=("zmq", "nats"), help="how events go (default: DYN_EVENT_PLANE, or Dynamo's choice)")
     add("--tool-call-parser", metavar="NAME", help="Dynamo's name of the form in which the model calls tools")
     add("--reasoning-parser", metavar="NAME", help="Dynamo's name of the form in which the model reasons")
-    add("--kv-events", metavar="ENDPOINT", help="--kv-events-config's endpoint of prefill: for --router-mode kv")
+    add("--kv-events", metavar="ENDPOINT", help="--kv-events-config's endpoint of decode: for --router-mode kv")
     add("--page-size", type=int, metavar="TOKENS", help="the server's own; needed with --kv-events")
     add("--grace", type=float, default=30.0, metavar="S", help="longest wait for answers at the end (default 30)")
 
