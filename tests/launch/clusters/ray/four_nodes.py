@@ -2,6 +2,7 @@
 address of its own in NETWORK (`127.x.y`) and one CPU, until stdin ends. The first line of stdout says where it is."""
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -18,6 +19,8 @@ def main(network: str) -> None:
     """Serve until stdin ends; then nothing of it is left."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # sockets lie in it, whose paths must be short
     addresses = [f"{network}.{number}" for number in range(2, 2 + NUM_NODES)]
+    os.environ["RAY_TMPDIR"] = folder  # where Ray's Cluster notes its address, in a folder that it takes for made
+    os.mkdir(f"{folder}/ray")
     started: list[psutil.Process] = []
     try:
         cluster = _begin(addresses, folder)
