@@ -1,9 +1,13 @@
 """A router whose workers come and go, each a process of its own."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Event
+
+import httpx
 
 from tests.e2e.server import Api, Json, Process, wait_until
 from tests.ports import free_port
@@ -58,18 +62,51 @@ def members(folder: Path, model: Path) -> Iterator[Members]:
         yield Members(folder, model, stack)
 
 
-def known(api: Api) -> dict[str, Json]:
-    """Workers of the router by name."""
-    return {worker["name"]: worker for worker in api.http.get("/admin/workers").json()["workers"]}
+def known(admin: httpx.Client) -> dict[str, Json]:
+    """Workers of the router whose admin routes that client reaches, by name."""
+    return {worker["name"]: worker for worker in admin.get("/admin/workers").json()["workers"]}
 
 
-def wait_used(api: Api, name: str, router: Process) -> None:
+def wait_used(admin: httpx.Client, name: str, router: Process) -> None:
     def is_used() -> bool:
-        worker = known(api).get(name, {})
+        worker = known(admin).get(name, {})
         return worker.get("state") == "ready" and worker["status"] is not None and not worker["leaving"]
 
     wait_until(is_used, f"{name} to be used", router)
 
 
-def wait_forgotten(api: Api, name: str, router: Process) -> None:
-    wait_until(lambda: name not in known(api), f"{name} to be forgotten", router)
+def wait_forgotten(admin: httpx.Client, name: str, router: Process) -> None:
+    wait_until(lambda: name not in known(admin), f"{name} to be forgotten", router)
+
+
+@contextmanager
+def asking(num_users: int, ask: Callable[[int, int], None], router: Process) -> Iterator[Callable[[int], None]]:
+    """Users who ask one request after the other until the block ends. Raises what any of them has met.
+
+    `ask`: user and number of a request, which it judges. What is yielded waits until each user has had so many more
+    answers; it returns at once when one has failed.
+    """
+    is_over, num_right = Event(), [0] * num_users
+
+    def use(user: int) -> None:
+        while not is_over.is_set():
+            ask(user, num_right[user])
+            num_right[user] += 1
+
+    with ThreadPoolExecutor(num_users) as pool:
+        users = [pool.submit(use, user) for user in range(num_users)]
+
+        def go_on(num_more: int) -> None:
+            wanted = [count + num_more for count in num_right]
+
+            def have_gone_on() -> bool:
+                return any(user.done() for user in users) or all(map(int.__ge__, num_right, wanted))
+
+            wait_until(have_gone_on, "answers", router)
+
+        try:
+            yield go_on
+        finally:
+            is_over.set()
+        for user in users:
+            user.result()

@@ -25,10 +25,8 @@ _NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, 
 """With more than 20 connections httpcore 1.0 closes those that are idle whenever a request begins, also one that
 another thread has just been given, whose request is lost with it."""
 _TAIL_LINES = 40
-Json = dict[str, Any]
-
-
 _NO_VARIABLES: Mapping[str, str] = {}
+Json = dict[str, Any]
 
 
 def environment(folder: Path) -> dict[str, str]:

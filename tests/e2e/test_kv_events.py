@@ -75,12 +75,17 @@ class Picture:
         return at
 
 
+def of_worker(endpoint: str, number: int) -> str:
+    """Where the worker of that number tells, prefill's first."""
+    host, _, port = endpoint.rpartition(":")
+    return f"{host}:{int(port) + number}"
+
+
 class Listeners:
     """A picture of each side, made by whoever asks the server."""
 
     def __init__(self, server: Server, endpoint: str, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-        host, _, port = endpoint.rpartition(":")
-        self.prefill, self.decode = (Picture(context, f"{host}:{int(port) + index}") for index in range(2))
+        self.prefill, self.decode = (Picture(context, of_worker(endpoint, number)) for number in range(2))
         self._server = server
         self._draw = Random(3)
         while not (self.prefill.pages and self.decode.pages):  # until both are connected
@@ -142,8 +147,7 @@ def test_decode_tells_of_every_prompt_also_of_those_that_it_computes(server: Ser
     """By default, on cores of both: a router that hears one worker hears decode."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        host, _, port = endpoint.rpartition(":")
-        decode = Picture(context, f"{host}:{int(port) + 1}")
+        decode = Picture(context, of_worker(endpoint, 1))
         draw = Random(3)
 
         def ask() -> list[int]:

@@ -1,11 +1,9 @@
 """Workers join and leave a running router under load: by a file, a name and an operator's call. No answer is wrong or
 lost."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
 
-from tests.e2e.members import known, members, wait_forgotten, wait_used
+from tests.e2e.members import asking, known, members, wait_forgotten, wait_used
 from tests.e2e.reference import assert_true, random_prompt
 from tests.e2e.server import wait_until
 from tests.ports import free_ports
@@ -15,7 +13,7 @@ NUM_USERS = 4
 
 
 def test_workers_come_and_go_under_load(tiny_models: Path, folder: Path) -> None:
-    with members(folder, tiny_models / "llama") as cluster, ThreadPoolExecutor(NUM_USERS) as pool:
+    with members(folder, tiny_models / "llama") as cluster:
         api = cluster.route("--workers-file", str(cluster.list), "--shutdown-grace-s", "1")
         for name in ("prefill-a", "decode-a", "decode-b"):
             cluster.start(name)
@@ -26,51 +24,34 @@ def test_workers_come_and_go_under_load(tiny_models: Path, folder: Path) -> None
         answers = [api.complete(prompt, ANSWER_LEN) for prompt in prompts]
         for prompt, answer in zip(prompts, answers, strict=True):
             assert_true(cluster.model, prompt, answer)
-        is_over, num_right = Event(), [0] * NUM_USERS
 
-        def use(user: int) -> None:
-            while not is_over.is_set():
-                for prompt, answer in zip(prompts[user:], answers[user:], strict=True):
-                    assert api.complete(prompt, ANSWER_LEN).tokens == answer.tokens
-                    num_right[user] += 1
+        def ask(user: int, number: int) -> None:
+            at = user + number % (len(prompts) - user)
+            assert api.complete(prompts[at], ANSWER_LEN).tokens == answers[at].tokens
 
-        def go_on(users: list[Future[None]]) -> None:
-            """Until every user has had another answer; at once when one has failed."""
-            before = list(num_right)
-
-            def have_gone_on() -> bool:
-                return any(user.done() for user in users) or all(map(int.__gt__, num_right, before))
-
-            wait_until(have_gone_on, "answers", router)
-
-        users = [pool.submit(use, user) for user in range(NUM_USERS)]
-        try:
-            go_on(users)
+        with asking(NUM_USERS, ask, router) as go_on:
+            go_on(1)
             cluster.write("prefill-a", "decode-a", "decode-b")  # one joins,
-            wait_used(api, "decode-b", router)
-            go_on(users)
+            wait_used(api.http, "decode-b", router)
+            go_on(1)
             cluster.write("prefill-a", "decode-b")  # one leaves and ends,
-            wait_forgotten(api, "decode-a", router)
+            wait_forgotten(api.http, "decode-a", router)
             assert cluster.parts["decode-a"].end() == 0
-            go_on(users)
+            go_on(1)
             cluster.start("prefill-b")  # the other half is exchanged,
             cluster.write("prefill-a", "prefill-b", "decode-b")
-            wait_used(api, "prefill-b", router)
+            wait_used(api.http, "prefill-b", router)
             cluster.write("prefill-b", "decode-b")
-            wait_forgotten(api, "prefill-a", router)
+            wait_forgotten(api.http, "prefill-a", router)
             assert cluster.parts["prefill-a"].end() == 0
-            go_on(users)
+            go_on(1)
             cluster.start("decode-c")  # and one comes by call, when the only other one is killed
             reply = api.http.post("/admin/workers/join", json={"worker": cluster.entries["decode-c"]})
             assert (reply.status_code, reply.json()["worker"]) == (202, "decode-c")
-            wait_used(api, "decode-c", router)
+            wait_used(api.http, "decode-c", router)
             cluster.parts["decode-b"].kill()
-            go_on(users)
-        finally:
-            is_over.set()
-        for user in users:
-            user.result()
-        assert set(known(api)) == {"prefill-b", "decode-b", "decode-c"}
+            go_on(1)
+        assert set(known(api.http)) == {"prefill-b", "decode-b", "decode-c"}
         assert "decode-a has left" in router.log()
         for name in ("router", "prefill-b", "decode-c"):
             assert cluster.parts[name].end() == 0, cluster.parts[name].tail()
@@ -85,6 +66,6 @@ def test_workers_behind_a_name(tiny_models: Path, folder: Path) -> None:
         for role, port in ports.items():
             cluster.worker(role, "--advertise", "127.0.0.1", port=port)
         wait_until(api.is_ready, "readiness", cluster.parts["router"])
-        assert set(known(api)) == {f"{role}-127.0.0.1:{port}" for role, port in ports.items()}
+        assert set(known(api.http)) == {f"{role}-127.0.0.1:{port}" for role, port in ports.items()}
         prompt = random_prompt(100, seed=1)
         assert_true(cluster.model, prompt, api.complete(prompt, 6))

@@ -96,7 +96,7 @@ def test_a_revision_takes_over_under_load(tiny_models: Path, folder: Path) -> No
             cluster.start(name)
         cluster.write(*OLD)
         wait_until(api.is_ready, "readiness", router)
-        wait_used(api, "decode-b", router)
+        wait_used(api.http, "decode-b", router)
         prompts = [random_prompt(60 + 7 * seed, seed=seed) for seed in range(5)]
         load = Load(cluster, api, prompts)
         load.users = [pool.submit(load.use, user) for user in range(NUM_USERS)]
@@ -112,7 +112,7 @@ def test_a_revision_takes_over_under_load(tiny_models: Path, folder: Path) -> No
             load.go_on("new")
             load.go_on("old")
             router.wait_for_log("2 revisions serve, each by itself")
-            revisions = {name: worker["revision"] for name, worker in known(api).items()}
+            revisions = {name: worker["revision"] for name, worker in known(api.http).items()}
             assert len({revisions[name] for name in OLD}) == len({revisions[name] for name in NEW}) == 1
             assert len(set(revisions.values())) == 2
             for decode in ("decode-a", "decode-b", "decode-n"):
@@ -123,14 +123,14 @@ def test_a_revision_takes_over_under_load(tiny_models: Path, folder: Path) -> No
             load.go_on("old")
             cluster.write(*NEW)  # and the first ones leave
             for name in ("prefill-a", "decode-a", "decode-b"):
-                wait_forgotten(api, name, router)
+                wait_forgotten(api.http, name, router)
             assert cluster.parts["decode-a"].end() == cluster.parts["prefill-a"].end() == 0
             load.go_on("new")
         finally:
             load.is_over.set()
         for user in load.users:
             user.result()
-        assert set(known(api)) == set(NEW)
+        assert set(known(api.http)) == set(NEW)
         for prompt, old, others in zip(prompts, load.old, load.others, strict=True):
             answer = api.complete(prompt, ANSWER_LEN)
             assert_true(new_model, prompt, answer)

@@ -101,6 +101,11 @@ class Shape:
     window_bytes: int | None = None
     """Most bytes of one post, where a page is not larger; None: a few pages."""
 
+    @property
+    def is_staged(self) -> bool:
+        """Whether any worker has staging memory."""
+        return bool(self.prefill_staging_bytes or self.decode_staging_bytes)
+
     def plane(self, role: Role) -> PlaneSizes:
         """Sizes of the data plane of each rank of a worker."""
         num_bytes = self.prefill_staging_bytes if role is Role.PREFILL else self.decode_staging_bytes

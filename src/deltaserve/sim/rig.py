@@ -400,9 +400,7 @@ class Run:
             raise IntegrityError(f"I27: {num_fences} fences, and nothing had happened")
 
     def _liveness_s(self) -> float:
-        shape = self.knobs.shape
-        is_staged = shape.prefill_staging_bytes > 0 or shape.decode_staging_bytes > 0
-        is_slow = self.knobs.bytes_per_s is not None or is_staged
+        is_slow = self.knobs.bytes_per_s is not None or self.knobs.shape.is_staged
         return SLOW_LIVENESS_S if is_slow else LIVENESS_S
 
     def _check_verdicts(self) -> None:

@@ -27,9 +27,8 @@ class WorkBound:
     def of(cls, shape: Shape) -> "WorkBound":
         num_processes = len(shape.roles()) + len(shape.fronts())
         beats = num_processes * (num_processes - 1) / shape.heartbeat_s
-        is_staged = bool(shape.prefill_staging_bytes or shape.decode_staging_bytes)
         num_ranks = max(shape.prefill_ranks, shape.decode_ranks)
-        return cls(beats, _PER_REQUEST * num_ranks * (2 if is_staged else 1))
+        return cls(beats, _PER_REQUEST * num_ranks * (2 if shape.is_staged else 1))
 
     def most(self, num_requests: int, seconds: float) -> float:
         """Events of a run that has had so many requests in so many virtual seconds."""

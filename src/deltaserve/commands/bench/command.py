@@ -255,10 +255,13 @@ def ignored_options(args: argparse.Namespace, num_conversations: int) -> list[st
 
 
 def _trace_traffic(args: argparse.Namespace) -> TraceTraffic:
+    sweep: Sweep | None = args.sweep
     if args.trace is None:
         raise ValueError("--workload trace needs --trace FILE")
-    if args.request_rate is not None:
-        raise ValueError("--request-rate and --workload trace: a trace has times of its own (--trace-speed)")
+    sweeps_rate = sweep is not None and sweep.kind is SweepKind.RATE
+    for flag, is_given in (("--request-rate", args.request_rate is not None), ("--sweep rate", sweeps_rate)):
+        if is_given:
+            raise ValueError(f"{flag} and --workload trace: a trace has times of its own (--trace-speed)")
     scale = TraceScale(args.trace_block_len, args.trace_speed)
     return TraceTraffic(read_trace(args.trace, args.num_prompts), args.token_range, scale)
 
@@ -307,8 +310,6 @@ def make_trials(args: argparse.Namespace) -> list[Trial]:
         conversations = make_traffic(args)
         arrivals = _arrivals(conversations, args.request_rate, args.seed)
         return [Trial("requests", conversations, Load(arrivals, args.max_concurrency))]
-    if args.workload == "trace" and sweep.kind is SweepKind.RATE:
-        raise ValueError("--sweep rate and --workload trace: a trace has times of its own (--trace-speed)")
     for flag, given, swept in (
         ("--max-concurrency", args.max_concurrency, sweep.concurrencies),
         ("--request-rate", args.request_rate, sweep.rates),
@@ -329,9 +330,8 @@ def _strength(args: argparse.Namespace, sweep: Sweep, index: int) -> Trial:
 
 def _arrivals(conversations: Sequence[Conversation], rate: float | None, seed: int) -> list[float]:
     """When each begins: as the traffic says, else as `rate` does."""
-    own = [conversation.arrives_s for conversation in conversations]
     drawn = arrival_times(len(conversations), rate, seed)
-    return [at if told is None else told for told, at in zip(own, drawn, strict=True)]
+    return [at if each.arrives_s is None else each.arrives_s for each, at in zip(conversations, drawn, strict=True)]
 
 
 def run(args: argparse.Namespace) -> int:

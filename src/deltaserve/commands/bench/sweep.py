@@ -76,11 +76,9 @@ class SweepPoint:
 
 def print_sweep(console: Console, sweep: Sweep, points: Sequence[SweepPoint]) -> None:
     """A row for each strength."""
-    table = Table(title="latencies in ms, p50 / p95", title_justify="left", box=None, padding=(0, 2, 0, 0))
     checked = any(point.summary.answers_expected for point in points)
-    headings = (sweep.kind.heading, "req/s", "output tok/s", "ITL", "TTFT", "failed", *(["right"] if checked else []))
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("req/s", "output tok/s", "ITL", "TTFT", "failed", *(["right"] if checked else []))
+    table = _table("latencies in ms, p50 / p95", sweep, headings)
     for point in points:
         summary = point.summary
         row = [
@@ -100,12 +98,18 @@ def print_sweep(console: Console, sweep: Sweep, points: Sequence[SweepPoint]) ->
             console.print(f"Note, {sweep.kind.heading} {point.value:g}: {point.summary.distrust}.", style="yellow")
 
 
+def _table(title: str, sweep: Sweep, headings: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in (sweep.kind.heading, *headings):
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
 def _print_reuse(console: Console, sweep: Sweep, told: Sequence[tuple[float, ReuseSummary]]) -> None:
     """What the server did with the prompts at each strength."""
     console.print()
-    table = Table(title="where prompts were computed and found", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in (sweep.kind.heading, "by decode", "by prefill", "tokens computed", "found", "bytes moved"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("by decode", "by prefill", "tokens computed", "found", "bytes moved")
+    table = _table("where prompts were computed and found", sweep, headings)
     for value, reuse in told:
         by_decode, computed = reuse.share_by_decode, reuse.share_computed
         shares = (f"{share:.0%}" for share in (by_decode, 1 - by_decode, computed, 1 - computed))

@@ -8,7 +8,7 @@ each id stands for random tokens of its own.
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -63,7 +63,7 @@ def read_trace(path: Path, most: int | None = None) -> list[TracedRequest]:
     if not requests:
         raise ValueError(f"{path}: no request is in it")
     began_s = min(request.at_s for request in requests)
-    shifted = [TracedRequest(r.at_s - began_s, r.input_len, r.output_len, r.blocks) for r in requests]
+    shifted = [replace(request, at_s=request.at_s - began_s) for request in requests]
     return sorted(shifted, key=lambda request: request.at_s)
 
 
