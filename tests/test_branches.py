@@ -93,6 +93,8 @@ EXCEPTIONS = {
     ("gpt_oss", "deltaserve/settings/flags/foreign.py"): "values of other servers' flags",
     ("local", "deltaserve/control/engine/status.py"): "a state of a request, computed on this worker alone",
     ("mooncake", "deltaserve/settings/flags/foreign.py"): "a flag of another server",
+    ("mooncake", "deltaserve/commands/bench/command.py"): "a format of recorded traffic, from the same project",
+    ("mooncake", "deltaserve/commands/load/mooncake_trace.py"): "that format",
     ("flashinfer", "deltaserve/settings/flags/foreign.py"): "flags of another server",
     **{("gguf", f"deltaserve/{file}"): "how such files hold a family" for file in _FAMILIES_IN_GGUF},
     **{("gguf", f"deltaserve/{file}"): "help and errors say what MODEL may be" for file in _MODEL_MAY_BE},

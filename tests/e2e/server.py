@@ -99,6 +99,11 @@ def wait_until(condition: Callable[[], bool], what: str, process: Process | None
         time.sleep(0.02)
 
 
+def wait_logged(text: str, process: Process) -> None:
+    """A process does something first, and then writes that it did."""
+    wait_until(lambda: text in process.log(), f"{text!r} in the log", process)
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One choice of a completion of token ids."""

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.machines import Network, commands_of
 from tests.e2e.members import asking, wait_forgotten, wait_used
 from tests.e2e.reference import assert_true, random_prompt
-from tests.e2e.server import wait_until
+from tests.e2e.server import wait_logged, wait_until
 from tests.e2e.test_deaths import stream_tokens
 from tests.e2e.test_namespaces import CHECKED, DOCUMENT, ROLES, Cluster, made_cluster
 
@@ -72,7 +72,7 @@ def test_one_joins_one_leaves_one_is_killed_and_no_stream_is_lost(listed: Listed
         cluster.list.write_text(cluster.list.read_text().replace(f"{former}\n", ""))  # one leaves and ends,
         left = f"decode-{ROLES['decode']}:8998"
         wait_forgotten(cluster.admin, left, router)
-        assert f"{left} has left" in router.log()
+        wait_logged(f"{left} has left", router)
         assert cluster.processes["decode"].end() == 0
         go_on(2)
         cluster.start("decode")  # comes back,
