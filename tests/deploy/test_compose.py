@@ -2,9 +2,11 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +17,7 @@ from tests.deploy.board import BOARD, expressions, series_of
 from tests.deploy.lines import settings_of
 from tests.deploy.running import MODEL, PROMPT, Release, make_keys, running
 from tests.e2e.server import wait_until
+from tests.patience import PATIENCE_S
 from tests.ports import free_port, free_ports
 
 DEPLOY = BOARD.parents[1]
@@ -141,8 +144,8 @@ def test_its_lines_serve(release: Release) -> None:
     assert httpx.get(f"{release.api_url}/metrics").status_code != httpx.codes.OK, "on the admin port alone"
 
 
-def test_every_series_of_the_board_comes_from_a_running_server(release: Release) -> None:
-    """Names of metrics and of labels, and values of labels that must be equal, of every query."""
+def use(release: Release) -> None:
+    """Traffic that every panel of the board shows: answers, a hit, an error."""
     for _ in range(2):
         release.ask(max_tokens=16).raise_for_status()
     url = f"{release.api_url}/v1/completions"
@@ -150,11 +153,74 @@ def test_every_series_of_the_board_comes_from_a_running_server(release: Release)
     refused = httpx.post(url, json={"prompt": PROMPT * 9, "max_tokens": 64, "ignore_eos": True}, headers=headers)
     assert refused.is_error, "an error to count"
 
+
+def test_every_series_of_the_board_comes_from_a_running_server(release: Release) -> None:
+    """Names of metrics and of labels, and values of labels that must be equal, of every query."""
+    use(release)
+
     def missing() -> list[str]:
         told = series_of(release.metrics())
         return [problem for expression in expressions() for problem in expression.problems(told)]
 
     wait_until(lambda: not missing(), f"what the board asks for; last: {missing()}", release.parts["router"])
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus: apt-get install prometheus")
+def test_prometheus_answers_every_query_of_the_board(release: Release, tmp_path: Path) -> None:
+    """As configured for compose, with loopback for its networks."""
+    with Scraper(tmp_path, release) as scraper:
+        wait_until(scraper.has_scraped, "a first look", release.parts["router"])
+        use(release)
+
+        def unanswered() -> list[str]:
+            return [each.text for each in expressions() if not scraper.answers(each.text)]
+
+        wait_until(lambda: not unanswered(), f"series of every query; last: {unanswered()}", release.parts["router"])
+
+
+class Scraper:
+    """A Prometheus that reads the admin port of a release."""
+
+    def __init__(self, folder: Path, release: Release) -> None:
+        text = (FOLDER / "prometheus.yaml").read_text()
+        config = yaml.safe_load(text)
+        key = folder / "metrics.key"
+        key.write_text(release.keys.admin)
+        config["global"]["scrape_interval"] = "1s"
+        (job,) = config["scrape_configs"]
+        job["authorization"]["credentials_file"] = str(key)
+        job["static_configs"] = [{"targets": [release.admin_url.removeprefix("http://")]}]
+        (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+        self._folder, self._port = folder, free_port()
+
+    def __enter__(self) -> "Scraper":
+        options = {
+            "config.file": self._folder / "prometheus.yaml",
+            "storage.tsdb.path": self._folder / "data",
+            "web.listen-address": f"127.0.0.1:{self._port}",
+        }
+        argv = ["prometheus", *(f"--{name}={value}" for name, value in options.items())]
+        self._log = (self._folder / "log").open("w")
+        self._popen = subprocess.Popen(argv, stdout=self._log, stderr=subprocess.STDOUT)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._popen.terminate()
+        self._popen.wait(PATIENCE_S)
+        self._log.close()
+
+    def has_scraped(self) -> bool:
+        assert self._popen.poll() is None, (self._folder / "log").read_text()
+        return self.answers("up == 1")
+
+    def answers(self, query: str) -> bool:
+        """With at least one series, over the last minute."""
+        asked = {"query": query.replace("$__rate_interval", "1m").replace("$job", ".+")}
+        try:
+            reply = httpx.get(f"http://127.0.0.1:{self._port}/api/v1/query", params=asked)
+        except httpx.TransportError:
+            return False
+        return reply.is_success and bool(reply.json()["data"]["result"])
 
 
 def test_the_health_check_of_the_images_tells_life_from_death(release: Release) -> None:
