@@ -680,8 +680,9 @@ class DisaggregationSettings(Group):
     )
     write_back: Literal["off", "on"] = option(
         "on",
-        "on: the pages of an answer that only decode has go back to prefill, where it has memory to spare, so that "
-        "the next turn finds both caches warm; not where KV dtypes are unequal, or only prefill has a draft head",
+        "on: the pages of an answer that only decode has go back to prefill, where it has memory to spare and would "
+        "take longer to compute them again, at the chance of a next turn that is learnt from conversations as long; "
+        "then the next turn finds both caches warm; not where KV dtypes are unequal, or only prefill has a draft head",
         commands=COMPUTING,
         use="rare",
     )

@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import nan
+from typing import Any
 
+import msgspec
 import pytest
 
 from deltaserve.control.cache.pages import PageState
 from deltaserve.control.transfer.tables import ReceiverState
+from deltaserve.core.hints import KvHints
 from deltaserve.core.ids import PeerName
 from deltaserve.core.tokens import pack_u32
 from deltaserve.core.transport import Evidence, WriteState
@@ -83,6 +87,32 @@ def test_an_answer_stays_in_its_namespace() -> None:
     assert (
         duo.serve(turn, 2, namespace="alice").usage.prefill_cached_len == (len(PROMPT) + OUTPUT_LEN - 1) // PAGE * PAGE
     )
+
+
+def test_the_chance_of_a_next_turn_is_told_by_depth() -> None:
+    duo = Duo(SHAPE)
+    asked = duo.serve(PROMPT, OUTPUT_LEN)
+    for number in range(30, 42):  # questions behind which nothing comes
+        duo.serve([number] * (PAGE + 1), PAGE)
+    duo.run(700.0)
+    duo.serve([*PROMPT, *asked.answer.tokens, 5], PAGE, hints=KvHints(retain_ms=1000))
+    duo.serve([29] * (PAGE + 1), PAGE)
+    first, *_, kept, last = (told.next_turn_chance for told in duo.sent(WriteBack, DECODE))
+    assert (first, kept) == (1.0, 1.0)
+    assert last < 0.15
+
+
+def test_what_is_not_worth_its_way_stays_with_decode() -> None:
+    """Bytes that take seconds against tokens that are computed in a part of one."""
+    duo = Duo(replace(SHAPE, itl_target_s=1.0), fabric=slow_answers())
+    for number in range(30, 50):
+        duo.serve([number] * (PAGE + 1), PAGE)
+        duo.run(4.0)
+    metrics = duo.metrics(PREFILL)
+    assert metrics["deltaserve_prefill_tokens_per_second"] > 0
+    assert metrics["deltaserve_write_backs_dear_total"] > 8
+    assert 4 <= metrics["deltaserve_write_backs_asked_total"] < 12
+    duo.quiet()
 
 
 def test_where_it_is_off_nobody_tells() -> None:
@@ -229,16 +259,18 @@ def test_pages_that_somebody_waits_for_are_withdrawn_after_a_second() -> None:
         {"tokens": pack_u32([1] * (PAGE + 1))},
         {"tokens": pack_u32([1 << 30] * PAGE)},
         {"tokens": pack_u32([1] * PAGE * 1000)},
+        {"tokens": pack_u32([2] * PAGE), "next_turn_chance": 1.5},
+        {"tokens": pack_u32([2] * PAGE), "next_turn_chance": nan},
     ],
-    ids=["none", "no list", "no whole pages", "no tokens", "too many"],
+    ids=["none", "no list", "no whole pages", "no tokens", "too many", "more than certain", "no chance"],
 )
-def test_what_cannot_be_an_answer_is_not_asked_for(changes: dict[str, bytes]) -> None:
+def test_what_cannot_be_an_answer_is_not_asked_for(changes: dict[str, Any]) -> None:
     duo = Duo(SHAPE)
-    told = WriteBack(room=b"r" * 16, attempt=1, tokens=pack_u32([1] * PAGE), namespace="")
+    told = WriteBack(room=b"r" * 16, attempt=1, tokens=pack_u32([1] * PAGE), namespace="", next_turn_chance=1.0)
     duo.inject(PREFILL, DECODE, told)
     duo.run(0.1)
     assert len(duo.sent(Grant, PREFILL)) == 1, "this one could be"
-    duo.inject(PREFILL, DECODE, WriteBack(**{"room": b"s" * 16, "attempt": 1, "namespace": "", **changes}))  # type: ignore[arg-type]
+    duo.inject(PREFILL, DECODE, msgspec.structs.replace(told, room=b"s" * 16, **changes))
     duo.run(0.1)
     assert len(duo.sent(Grant, PREFILL)) == 1
     duo.quiet()

@@ -2,17 +2,19 @@
 
     WriteBack -> Grant of the pages that this tree lacks -> landed -> in the tree
 
-Of windows and states it is what going on at the answer's end needs. Only memory is granted that nobody waits for. Until
-the pages have landed they are nobody's; then they enter the tree where the prefix before them is still there, and are
-freed where it is not. A write back that comes to nothing costs nothing but what the next turn of its conversation
-computes.
+Of windows and states it is what going on at the answer's end needs. What is not worth its way (back_price.py) is not
+asked for, and only memory is granted that nobody waits for. Until the pages have landed they are nobody's; then they
+enter the tree where the prefix before them is still there, and are freed where it is not. A write back that comes to
+nothing costs nothing but what the next turn of its conversation computes.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deltaserve.control.engine.api import Event, InstanceConfig
+from deltaserve.control.engine.back_price import BackPrice
 from deltaserve.control.engine.checks import refuse_write_back
+from deltaserve.control.engine.meter import Meter
 from deltaserve.control.engine.open_tickets import OpenTickets, grant_of
 from deltaserve.control.engine.parts import Parts, facts_of
 from deltaserve.control.engine.peer_links import PeerLinks
@@ -63,15 +65,20 @@ class _Fill:
 class BackReader:
     """All write backs to this worker that are under way. Whoever is returned has to be fenced."""
 
-    def __init__(self, config: InstanceConfig, parts: Parts, links: PeerLinks, receiver: Receiver) -> None:
+    def __init__(
+        self, config: InstanceConfig, parts: Parts, links: PeerLinks, receiver: Receiver, meter: Meter
+    ) -> None:
+        """`meter`: tells what this worker computes in a second."""
         self._config = config
         self._parts = parts
         self._links = links
         self._receiver = receiver
+        self._meter = meter
+        self._price = BackPrice()
         self._facts = facts_of(config)
         self._tickets: OpenTickets[_Fill] = OpenTickets(config, links, receiver)
         self._fills: dict[tuple[PeerName, Room], _Fill] = {}
-        self._num_asked = self._num_pages = self._num_bytes = 0
+        self._num_asked = self._num_dear = self._num_pages = self._num_bytes = 0
 
     # ------------------------------------------------------------ driving
 
@@ -118,7 +125,7 @@ class BackReader:
         if first == end or self._tickets.is_coming(key_at(keys, first)):
             return
         missing = [range(first, end), *self._tails(end)]
-        if not self._has_memory(missing):
+        if not self._has_memory(missing) or not self._is_worth(told, missing):
             return
         ticket = self._tickets.grant(peer.name, Room(told.room), Attempt(told.attempt), missing)
         if ticket is None:
@@ -150,6 +157,14 @@ class BackReader:
         if sched.waiting.blocked_need or needs[0] * _POOL_SHARE > self._config.num_pages[0]:
             return False
         return budget.fits(needs, sched.running.reserve()) and budget.make_room(needs)
+
+    def _is_worth(self, told: WriteBack, missing: Sequence[range]) -> bool:
+        num_bytes = self._tickets.bytes_of(list(map(len, missing)))
+        num_tokens = len(missing[0]) * self._config.cache.page_size
+        rate = self._meter.prefill_tokens_per_s
+        is_worth = self._price.is_worth(num_bytes, num_tokens, told.next_turn_chance, rate)
+        self._num_dear += not is_worth
+        return is_worth
 
     def _grant(self, fill: _Fill, turn: EngineTurn) -> None:
         fill.next_grant = turn.now + _REPEAT_S
@@ -198,10 +213,12 @@ class BackReader:
         self._tickets.forget(fill.ticket)
         pages = self._receiver.accept(fill.ticket)
         self._tickets.over(fill.ticket, turn)
+        num_bytes = self._tickets.num_bytes(fill.ticket)
+        self._price.learn(num_bytes, turn.now - fill.since)
         first = fill.ticket.coverage.missing[0].start
         if self._parts.budget.enter_tree(fill.namespace, fill.tokens, fill.keys, first, pages):
             self._num_pages += len(pages[0])
-            self._num_bytes += self._tickets.num_bytes(fill.ticket)
+            self._num_bytes += num_bytes
 
     def _withdraw(self, fill: _Fill, turn: EngineTurn) -> None:
         self._forget(fill)
@@ -215,6 +232,7 @@ class BackReader:
     def metrics(self) -> dict[str, float]:
         return {
             "deltaserve_write_backs_asked_total": self._num_asked,
+            "deltaserve_write_backs_dear_total": self._num_dear,
             "deltaserve_write_back_pages_total": self._num_pages,
             "deltaserve_write_back_bytes_total": self._num_bytes,
         }

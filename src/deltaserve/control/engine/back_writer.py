@@ -17,6 +17,7 @@ from math import lcm
 
 from deltaserve.control.engine.api import InstanceConfig
 from deltaserve.control.engine.checks import grant_fits
+from deltaserve.control.engine.next_turn import NextTurns
 from deltaserve.control.engine.outflow import Outflow
 from deltaserve.control.engine.parts import Parts, facts_of
 from deltaserve.control.engine.peer_links import PeerLinks
@@ -29,7 +30,7 @@ from deltaserve.control.transfer.commands import OpenGate
 from deltaserve.control.transfer.sender import GrantVerdict
 from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import Attempt, Boot, Namespace, PageId, PeerName, PoolId, Room
-from deltaserve.core.keys import extend_keys
+from deltaserve.core.keys import KEY_BYTES, extend_keys
 from deltaserve.core.layout.prompt_pages import PromptPages
 from deltaserve.core.tokens import TOKEN_BYTES, token_len
 from deltaserve.core.wire.messages import Envelope, Failed, Grant, Message, Revoke, Sent, WriteBack
@@ -73,7 +74,13 @@ class BackWriter:
         self._outflow = outflow
         self._facts = facts_of(config)
         self._told: OrderedDict[tuple[PeerName, Room], _Answer] = OrderedDict()
+        self._next_turns = NextTurns()
         self._num_told = self._num_sent = 0
+
+    def begun(self, room: DecodeRoom) -> None:
+        """A room was opened: it may be the next turn of a conversation that is known here."""
+        if self._config.options.writes_back:
+            room.num_turns = 1 + self._next_turns.turns_before(room.request.keys)
 
     def answered(self, room: DecodeRoom, turn: EngineTurn) -> None:
         """Tell the prefill worker that was named for a room of its prompt and answer, if it may lack pages of them, and
@@ -81,9 +88,10 @@ class BackWriter:
         named = room.submit.prefill
         if not self._config.options.writes_back or named is None or turn.is_draining:
             return
-        if room.prefill is None and self._config.options.weighs_work:
-            return
         if room.request.hints.done or not self._parts.scheduler.running.uses_tree(room.request):
+            return
+        self._await_next(room.request, room.num_turns, turn.now)
+        if room.prefill is None and self._config.options.weighs_work:
             return
         name = PeerName(named.name)
         hello = self._links.table.get(name).hello if self._links.is_ready(name) else None
@@ -95,6 +103,11 @@ class BackWriter:
         if num_tokens > has_len and (num_tokens := self._reach(room.request, num_tokens)) > has_len:
             self._tell(name, room, bytes(room.request.tokens[: num_tokens * TOKEN_BYTES]), turn)
 
+    def _await_next(self, request: Request, num_turns: int, now: float) -> None:
+        """Nothing was computed of the last token, so its page may be full of it in no tree."""
+        num_pages = (request.num_tokens - 1) // self._config.cache.page_size
+        self._next_turns.answered(bytes(request.keys[: num_pages * KEY_BYTES]), num_turns, now)
+
     def _reach(self, request: Request, num_tokens: int) -> int:
         """Up to where, of so many tokens, this tree has all that going on there needs."""
         if self._config.cache.keeps_all:
@@ -102,16 +115,24 @@ class BackWriter:
         return self._parts.cache.match(request.namespace, request.tokens, request.keys, num_tokens).num_tokens
 
     def _tell(self, name: PeerName, room: DecodeRoom, tokens: bytes, turn: EngineTurn) -> None:
-        namespace = room.request.namespace
+        request = room.request
         self._told.pop((name, room.room), None)
-        self._told[name, room.room] = _Answer(room.attempt, namespace, tokens, turn.now + _TOLD_S)
+        self._told[name, room.room] = _Answer(room.attempt, request.namespace, tokens, turn.now + _TOLD_S)
         if len(self._told) > _MAX_TOLD:
             self._told.popitem(last=False)
         self._num_told += 1
-        told = WriteBack(room=room.room, attempt=room.attempt, tokens=tokens, namespace=namespace)
+        chance = 1.0 if request.hints.retain_ms else self._next_turns.chance(room.num_turns)
+        told = WriteBack(
+            room=room.room,
+            attempt=room.attempt,
+            tokens=tokens,
+            namespace=request.namespace,
+            next_turn_chance=chance,
+        )
         self._links.send(name, told, turn)
 
     def tick(self, now: float) -> None:
+        self._next_turns.tick(now)
         while self._told and now >= next(iter(self._told.values())).until:
             self._told.popitem(last=False)
 

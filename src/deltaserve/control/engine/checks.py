@@ -94,6 +94,8 @@ def refuse_write_back(config: InstanceConfig, told: WriteBack) -> Refusal | None
     problem = _tokens_problem(config, told.tokens)
     if problem is None and len(told.tokens) % (config.cache.page_size * TOKEN_BYTES):
         problem = "the tokens do not fill whole pages"
+    if problem is None and not 0.0 <= told.next_turn_chance <= 1.0:
+        problem = "the chance of a next turn is no share"
     if problem is not None:
         return FailReason.BAD_EXTENT, problem
     return _size_problem(config, token_len(told.tokens))

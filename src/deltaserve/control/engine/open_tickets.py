@@ -156,7 +156,11 @@ class OpenTickets(Generic[Holder]):
 
     def num_bytes(self, ticket: Ticket) -> int:
         """Bytes of the pages that the ticket covers."""
-        return sum(len(pages) * size for pages, size in zip(ticket.pages, self._page_bytes, strict=True))
+        return self.bytes_of([len(pages) for pages in ticket.pages])
+
+    def bytes_of(self, num_pages: Sequence[int]) -> int:
+        """Bytes of so many pages of each pool."""
+        return sum(count * size for count, size in zip(num_pages, self._page_bytes, strict=True))
 
     def num_state_bytes(self, ticket: Ticket) -> int:
         """The part of it that recurrent states are."""

@@ -113,6 +113,8 @@ class DecodeRoom:
     """The front found a stop string: output tokens to keep, once the step in flight is committed."""
     weighing: Weighing | None = None
     """Where its prompt was to be computed, and why; None: that was no question."""
+    num_turns: int = 1
+    """Turns of its conversation with this one, as far as they are known here."""
     decode_cached_len: int = 0
     prefill_cached_len: int = 0
     prefill_loaded_len: int = 0

@@ -66,7 +66,7 @@ class Serving:
     def __init__(
         self, config: InstanceConfig, parts: Parts, links: PeerLinks, receiver: Receiver, back: BackWriter
     ) -> None:
-        """`back`: what hears of complete answers."""
+        """`back`: what hears of rooms that begin, and of complete answers."""
         self.config = config
         self.parts = parts
         self.links = links
@@ -240,6 +240,7 @@ class Serving:
             self._outbox.refused(front, submit, *refusal, turn)
             return
         room = self.rooms.open(front, submit, turn.now)
+        self.back.begun(room)
         room.hint = self._answer(room.request)
         room.weighing = self._weigh(room)
         if submit.prefill is None or (room.weighing is not None and room.weighing.is_near):

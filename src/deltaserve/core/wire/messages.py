@@ -205,6 +205,8 @@ class WriteBack(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkn
     tokens: bytes
     """Prompt and answer, as far as whole pages of both sides go."""
     namespace: str
+    next_turn_chance: float
+    """Share, 0 to 1, of conversations like this one that had another turn."""
 
 
 class Starting(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
