@@ -122,3 +122,34 @@ def test_beside_draft_heads(tiny_models: Path, roles: tuple[Role, ...]) -> None:
     (then,) = product.serve([*turn, *answer.tokens, *random_tokens(NEW_LEN, 2)], max_tokens=40)
     assert then.prefill_cached_len == ((60 + ANSWER_LEN - 1) if comes_back else 60) // 16 * 16
     product.close()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma3_text", "gpt_oss", "qwen3_next"])
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (1, 2)], ids=lambda ranks: f"P{ranks[0]}-D{ranks[1]}")
+def test_prefill_pulls_what_only_decode_has(tiny_models: Path, family: str, ranks: tuple[int, int]) -> None:
+    """Its own tree is empty, and it computes what is new, behind keys and values, windows and states of decode."""
+    product = Product(tiny_models / family, *ranks, Pages(16), setup=Setup(context_len=400, writes_back=True))
+    check_pull(product, most_behind=64 if family == "qwen3_next" else 16)
+
+
+@pytest.mark.parametrize("sizes", [(4, 16), (16, 4)], ids=lambda sizes: f"page{sizes[0]}-page{sizes[1]}")
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 2)], ids=lambda ranks: f"P{ranks[0]}-D{ranks[1]}")
+def test_pages_of_other_sizes_are_pulled(tiny_models: Path, sizes: tuple[int, int], ranks: tuple[int, int]) -> None:
+    pages = Pages(sizes[0]), Pages(sizes[1])
+    product = Product(tiny_models / "llama", *ranks, pages, setup=Setup(context_len=400, writes_back=True))
+    check_pull(product, most_behind=16)
+
+
+def check_pull(product: Product, most_behind: int) -> None:
+    """`most_behind`: tokens that are computed again at most, as they fill no page or are behind a kept state."""
+    turn = random_tokens(130, 1)
+    (answer,) = product.serve(turn, max_tokens=ANSWER_LEN)
+    product.settle()
+    for index in range(2):
+        product.worker(PREFILL).instance.parts.cache.clear()
+        turn = [*turn, *answer.tokens, *random_tokens(NEW_LEN, index)]
+        (answer,) = product.serve(turn, max_tokens=4)
+        product.settle()
+        assert len(turn) - answer.prefill_cached_len <= NEW_LEN + most_behind + 1
+    assert product.metrics(PREFILL)["deltaserve_pulls_total"] == 2
+    product.close()

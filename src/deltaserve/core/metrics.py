@@ -53,6 +53,7 @@ HELP: Mapping[str, str] = {
     "deltaserve_write_backs_told_total": "Answers whose pages prefill was told of",
     "deltaserve_write_backs_sent_total": "Of these, whose pages it asked for and that were sent",
     "deltaserve_write_backs_asked_total": "Answers whose pages prefill asked decode for",
+    "deltaserve_pulls_total": "Prompts of which prefill asked decode for pages before it computed the rest",
     "deltaserve_write_backs_dear_total": "Answers whose pages prefill left with decode: not worth their way back",
     "deltaserve_write_back_pages_total": "Pages of answers that came back to prefill and entered its tree",
     "deltaserve_write_back_bytes_total": "Bytes of them",

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from deltaserve.core.hints import HintOutcome
 from deltaserve.core.sampling import TokenLogprobs
-from deltaserve.core.wire.messages import Usage
+from deltaserve.core.wire.messages import Usage, Weighed
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
@@ -58,8 +58,9 @@ def cached_details(*usages: Usage) -> dict[str, int]:
 def timings(index: int, usage: Usage) -> dict[str, object]:
     """Where one sample's time went (seconds) and where its prompt came from (tokens, bytes).
 
-    Decode computed the prompt itself where `local_wait_tokens` is no more than `prefill_wait_tokens` and what it lacked
-    no more than --decode-extend-tokens; both are 0 where that was no question.
+    Decode computed the prompt itself where `local_wait_tokens` is no more than `prefill_wait_tokens`, nor than
+    `pull_wait_tokens` where that is not 0, and what it lacked no more than --decode-extend-tokens; all of these are 0
+    where that was no question.
 
     Pages move while the rest of the prompt is computed: transfer_s lies within prefill_s and is not to be added to it.
     """
@@ -77,12 +78,24 @@ def timings(index: int, usage: Usage) -> dict[str, object]:
         "prefill_loaded_tokens": usage.prefill_loaded_len,
         "transferred_bytes": usage.transferred_bytes,
         "transferred_state_bytes": usage.transferred_state_bytes,
-        "local_wait_tokens": usage.local_wait_len,
-        "prefill_wait_tokens": usage.prefill_wait_len,
+        **_weighed(usage.weighed),
         "num_retractions": usage.num_retractions,
         "speculation_rounds": usage.num_rounds,
         "drafted_tokens": usage.num_drafts,
         "accepted_tokens": usage.num_accepted,
+    }
+
+
+def _weighed(weighed: Weighed | None) -> dict[str, object]:
+    """What decided which side computes the prompt (tokens, rows); `computed_on` is null where it was no question."""
+    return {
+        "computed_on": None if weighed is None else "decode" if weighed.is_near else "prefill",
+        "missing_tokens": 0 if weighed is None else weighed.missing_len,
+        "backlog_tokens": 0 if weighed is None else weighed.backlog_len,
+        "decoding_rows": 0 if weighed is None else weighed.num_rows,
+        "local_wait_tokens": 0 if weighed is None else weighed.local_wait_len,
+        "prefill_wait_tokens": 0 if weighed is None else weighed.prefill_wait_len,
+        "pull_wait_tokens": 0 if weighed is None else weighed.pull_wait_len,
     }
 
 

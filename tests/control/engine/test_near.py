@@ -34,6 +34,19 @@ def test_on_shared_cores_what_is_computed_decides() -> None:
     assert not replace(shared, missing_len=5_000, prefill_wait_len=1_000).is_near, "prefill holds most of it"
 
 
+def test_prefill_is_waited_for_by_the_better_of_its_two_ways() -> None:
+    assert not replace(IDLE, pull_wait_len=50).is_near, "a pull is sooner there"
+    assert replace(IDLE, pull_wait_len=200).is_near
+    assert not replace(IDLE, prefill_wait_len=99, pull_wait_len=200).is_near
+
+
+def test_the_front_is_told_what_decided() -> None:
+    weighed = replace(IDLE, backlog_len=7, num_rows=3, pull_wait_len=90).weighed()
+    assert (weighed.missing_len, weighed.backlog_len, weighed.num_rows) == (100, 7, 3)
+    assert (weighed.local_wait_len, weighed.prefill_wait_len, weighed.pull_wait_len) == (535, 100, 90)
+    assert not weighed.is_near
+
+
 @given(counts, counts, st.integers(0, 512), counts, counts, st.sampled_from(Cores))
 def test_more_to_do_here_never_draws_a_prompt_here(
     missing: int, backlog: int, rows: int, prefill: int, most: int, cores: Cores

@@ -12,6 +12,7 @@ from deltaserve.control.front.estimate import (
     Prices,
     estimate,
     prefill_wait_len,
+    pull_wait_len,
 )
 from deltaserve.control.front.load import DecodeLoad, PrefillLoad
 from deltaserve.core.ids import PeerName
@@ -144,3 +145,24 @@ def test_slow_wires_count() -> None:
 def test_a_worker_that_computes_anyway_is_not_waited_for() -> None:
     alone = replace(PREFILL, worker=DECODE.worker, queue_tokens=500.0)
     assert prefill_wait_len(PROMPT, pair_of(alone), PRICES) == 0
+
+
+def pull_len(prefill_hit: int, decode_hit: int, prices: Prices = PRICES) -> int:
+    return pull_wait_len(PROMPT, pair_of(prefill_hit=prefill_hit, decode_hit=decode_hit), prices)
+
+
+def test_what_decode_holds_does_not_have_to_be_computed() -> None:
+    """It is on its way for as long as its bytes take."""
+    computed = prefill_wait_len(PROMPT, pair_of(prefill_hit=1000, decode_hit=7000), PRICES)
+    pull_s = HANDOVER_S + 6000 * PRICES.kv_bytes_per_token / PRICES.transfer_bytes_per_s
+    assert pull_len(1000, 7000) == computed - 6000 + int(pull_s * PREFILL.tokens_per_s)
+    slow = replace(PRICES, transfer_bytes_per_s=PRICES.transfer_bytes_per_s / 1000)
+    assert pull_len(1000, 7000, slow) > prefill_wait_len(PROMPT, pair_of(prefill_hit=1000, decode_hit=7000), slow), (
+        "a slow link is worse than computing"
+    )
+
+
+def test_what_prefill_has_itself_is_not_pulled() -> None:
+    assert pull_len(7000, 7000) == pull_len(7000, 1000) == 0
+    alone = replace(PREFILL, worker=DECODE.worker)
+    assert pull_wait_len(PROMPT, pair_of(alone, decode_hit=7000), PRICES) == 0

@@ -1,19 +1,22 @@
-"""Prefill's half of the way back: pages of answers that decode has computed enter the tree of prefill.
+"""Prefill's half of the way back: pages that only decode has enter the tree of prefill.
 
-    WriteBack -> Grant of the pages that this tree lacks -> landed -> in the tree
+    WriteBack, or Offer.held_len -> Grant of the pages that this tree lacks -> landed -> in the tree
 
 Of windows and states it is what going on at the answer's end needs. What is not worth its way (back_price.py) is not
 asked for, and only memory is granted that nobody waits for. Until the pages have landed they are nobody's; then they
-enter the tree where the prefix before them is still there, and are freed where it is not. A write back that comes to
-nothing costs nothing but what the next turn of its conversation computes.
+enter the tree where the prefix before them is still there, and are freed where it is not. One that comes to nothing
+costs nothing but what the next turn of its conversation computes.
+
+A prompt whose next page is on its way here waits for it, as one does for another request that computes the same page:
+behind its own offer, which said that decode has more of it, or behind the answer of the turn before.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deltaserve.control.engine.api import Event, InstanceConfig
-from deltaserve.control.engine.back_price import BackPrice
-from deltaserve.control.engine.checks import refuse_write_back
+from deltaserve.control.engine.back_price import BackPrice, WaySize
+from deltaserve.control.engine.checks import refuse_offer, refuse_write_back
 from deltaserve.control.engine.meter import Meter
 from deltaserve.control.engine.open_tickets import OpenTickets, grant_of
 from deltaserve.control.engine.parts import Parts, facts_of
@@ -21,15 +24,18 @@ from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.peer.page_fit import may_write_back
 from deltaserve.control.peer.table import Peer
+from deltaserve.control.sched.request import Request
 from deltaserve.control.transfer.commands import Landed, PagesVerified, PeerFenced, TransferReport
 from deltaserve.control.transfer.receiver import Heard, Receiver, Ticket
 from deltaserve.core.ids import Attempt, Namespace, PeerName, Room
 from deltaserve.core.keys import extend_keys, key_at, num_keys
-from deltaserve.core.tokens import token_len
-from deltaserve.core.wire.messages import Drained, Draining, Failed, Message, WriteBack
+from deltaserve.core.tokens import TOKEN_BYTES, token_len
+from deltaserve.core.wire.messages import Drained, Draining, Failed, Message, Offer, WriteBack
 
 _LASTS_S = 10.0
 """Pages that have not landed by then are withdrawn."""
+_WAIT_S = 1.0
+"""A prompt waits for pages that are on their way here for so long; then it is computed from what is here."""
 _REPEAT_S = 1.0
 """Seconds between two grants of the same ticket; where somebody waits for memory nothing lasts longer."""
 _MAX_AT_ONCE = 4
@@ -38,14 +44,25 @@ _POOL_SHARE = 4
 """One write back takes at most one page in so many."""
 
 
-@dataclass(slots=True, eq=False)
-class _Fill:
-    """An answer whose pages are on their way here."""
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """What decode has, in whole pages of this side, and how it names that."""
 
-    ticket: Ticket
+    room: Room
+    attempt: Attempt
     namespace: Namespace
     tokens: bytes
     keys: bytes
+
+
+@dataclass(slots=True, eq=False)
+class _Fill:
+    """A path whose pages are on their way here."""
+
+    ticket: Ticket
+    path: _Path
+    first_key: bytes
+    """Key of the first page that comes."""
     since: float
     next_grant: float
 
@@ -75,10 +92,11 @@ class BackReader:
         self._receiver = receiver
         self._meter = meter
         self._price = BackPrice()
+        self._cache = parts.cache
         self._facts = facts_of(config)
         self._tickets: OpenTickets[_Fill] = OpenTickets(config, links, receiver)
         self._fills: dict[tuple[PeerName, Room], _Fill] = {}
-        self._num_asked = self._num_dear = self._num_pages = self._num_bytes = 0
+        self._num_asked = self._num_pulls = self._num_dear = self._num_pages = self._num_bytes = 0
 
     # ------------------------------------------------------------ driving
 
@@ -108,6 +126,8 @@ class BackReader:
         match message:
             case WriteBack():
                 self._on_write_back(peer, message, turn)
+            case Offer():
+                self._on_offer(peer, message, turn)
             case Failed():
                 fill = self._fills.get((peer.name, Room(message.room)))
                 if fill is not None and fill.attempt == message.attempt:
@@ -117,32 +137,77 @@ class BackReader:
         return None
 
     def _on_write_back(self, peer: Peer, told: WriteBack, turn: EngineTurn) -> None:
-        if not self._config.options.writes_back or turn.is_draining or not self._may_take(peer, told):
+        if not self._may_take(peer, Room(told.room), turn) or refuse_write_back(self._config, told) is not None:
             return
-        namespace, cache = Namespace(told.namespace), self._parts.cache
-        keys = extend_keys(self._config.seed_of(namespace), told.tokens, cache.page_size)
-        first, end = cache.match(namespace, told.tokens, keys).num_pages, num_keys(keys)
-        if first == end or self._tickets.is_coming(key_at(keys, first)):
+        path = self._path(Room(told.room), Attempt(told.attempt), Namespace(told.namespace), told.tokens)
+        missing = self._missing(path)
+        if not missing:
             return
+        size, rate = self._size(missing), self._meter.prefill_tokens_per_s
+        if self._price.is_worth(size, told.next_turn_chance, rate):
+            self._ask(peer, path, missing, turn)
+        else:
+            self._num_dear += 1
+
+    def _on_offer(self, peer: Peer, offer: Offer, turn: EngineTurn) -> None:
+        """A prompt is to be computed that begins with pages of decode's tree: they are pulled where they are here
+        before they are computed."""
+        page_bytes = self._config.cache.page_size * TOKEN_BYTES
+        tokens = offer.prompt[: max(0, offer.held_len) * TOKEN_BYTES // page_bytes * page_bytes]
+        if not tokens or not self._may_take(peer, Room(offer.room), turn) or refuse_offer(self._config, offer):
+            return
+        path = self._path(Room(offer.room), Attempt(offer.attempt), Namespace(offer.namespace), tokens)
+        missing = self._missing(path)
+        if missing and self._price.is_sooner(self._size(missing), self._meter.prefill_tokens_per_s):
+            self._num_pulls += self._ask(peer, path, missing, turn)
+
+    def _may_take(self, peer: Peer, room: Room, turn: EngineTurn) -> bool:
+        """Whether pages may come from a decode worker: one path of each room, and a few of each worker."""
+        if not self._config.options.writes_back or turn.is_draining:
+            return False
+        of_peer = [fill for fill in self._fills.values() if fill.peer == peer.name]
+        if len(of_peer) >= _MAX_AT_ONCE or any(fill.room == room for fill in of_peer):
+            return False
+        return peer.hello is not None and may_write_back(peer.hello.facts, self._facts)
+
+    def _path(self, room: Room, attempt: Attempt, namespace: Namespace, tokens: bytes) -> _Path:
+        keys = extend_keys(self._config.seed_of(namespace), tokens, self._config.cache.page_size)
+        return _Path(room, attempt, namespace, tokens, keys)
+
+    def _missing(self, path: _Path) -> list[range]:
+        """Page indexes of a path, per pool, that are to be written: none where this tree has them, they are on their
+        way already, or there is no memory for them."""
+        first, end = self._cache.match(path.namespace, path.tokens, path.keys).num_pages, num_keys(path.keys)
+        if first == end or self._tickets.is_coming(key_at(path.keys, first)):
+            return []
         missing = [range(first, end), *self._tails(end)]
-        if not self._has_memory(missing) or not self._is_worth(told, missing):
-            return
-        ticket = self._tickets.grant(peer.name, Room(told.room), Attempt(told.attempt), missing)
+        return missing if self._has_memory(missing) else []
+
+    def _size(self, missing: Sequence[range]) -> WaySize:
+        num_bytes = self._tickets.bytes_of([len(pages) for pages in missing])
+        return WaySize(num_bytes, len(missing[0]) * self._config.cache.page_size)
+
+    def _ask(self, peer: Peer, path: _Path, missing: Sequence[range], turn: EngineTurn) -> bool:
+        """Grant pages for a path; whether there are any."""
+        ticket = self._tickets.grant(peer.name, path.room, path.attempt, missing)
         if ticket is None:
-            return
-        fill = _Fill(ticket, namespace, told.tokens, keys, turn.now, turn.now)
+            return False
+        fill = _Fill(ticket, path, key_at(path.keys, missing[0].start), turn.now, turn.now)
         self._fills[fill.peer, fill.room] = fill
-        self._tickets.open(ticket, fill, key_at(keys, first), turn)
+        self._tickets.open(ticket, fill, fill.first_key, turn)
         self._num_asked += 1
         self._grant(fill, turn)
+        return True
 
-    def _may_take(self, peer: Peer, told: WriteBack) -> bool:
-        """Whether it is of use here: one of each room, and a few of each worker."""
-        of_peer = [fill for fill in self._fills.values() if fill.peer == peer.name]
-        if len(of_peer) >= _MAX_AT_ONCE or any(fill.room == told.room for fill in of_peer):
+    def awaits(self, request: Request, cached_len: int, now: float) -> bool:
+        """Whether a request, of which this tree has so many tokens, had better wait for what is on its way here: for a
+        bounded time, and where that is sooner here than computed."""
+        page_size = self._config.cache.page_size
+        key = key_at(request.keys, cached_len // page_size) if self._fills else b""
+        fill = next((fill for fill in self._fills.values() if fill.first_key == key), None)
+        if fill is None or now >= fill.since + _WAIT_S:
             return False
-        is_fit = peer.hello is not None and may_write_back(peer.hello.facts, self._facts)
-        return is_fit and refuse_write_back(self._config, told) is None
+        return self._price.is_sooner(self._size(fill.ticket.coverage.missing), self._meter.prefill_tokens_per_s)
 
     def _tails(self, end: int) -> list[range]:
         """Page indexes of each window and state that going on at page index `end` needs."""
@@ -157,14 +222,6 @@ class BackReader:
         if sched.waiting.blocked_need or needs[0] * _POOL_SHARE > self._config.num_pages[0]:
             return False
         return budget.fits(needs, sched.running.reserve()) and budget.make_room(needs)
-
-    def _is_worth(self, told: WriteBack, missing: Sequence[range]) -> bool:
-        num_bytes = self._tickets.bytes_of(list(map(len, missing)))
-        num_tokens = len(missing[0]) * self._config.cache.page_size
-        rate = self._meter.prefill_tokens_per_s
-        is_worth = self._price.is_worth(num_bytes, num_tokens, told.next_turn_chance, rate)
-        self._num_dear += not is_worth
-        return is_worth
 
     def _grant(self, fill: _Fill, turn: EngineTurn) -> None:
         fill.next_grant = turn.now + _REPEAT_S
@@ -190,7 +247,7 @@ class BackReader:
         if heard is Heard.BREACH:
             self._withdraw(fill, turn)
         elif heard is Heard.COMPLETE:
-            verification = self._receiver.verification(fill.ticket, token_len(fill.tokens))
+            verification = self._receiver.verification(fill.ticket, token_len(fill.path.tokens))
             if verification is None:
                 self._accept(fill, turn)
             else:
@@ -215,8 +272,8 @@ class BackReader:
         self._tickets.over(fill.ticket, turn)
         num_bytes = self._tickets.num_bytes(fill.ticket)
         self._price.learn(num_bytes, turn.now - fill.since)
-        first = fill.ticket.coverage.missing[0].start
-        if self._parts.budget.enter_tree(fill.namespace, fill.tokens, fill.keys, first, pages):
+        path, first = fill.path, fill.ticket.coverage.missing[0].start
+        if self._parts.budget.enter_tree(path.namespace, path.tokens, path.keys, first, pages):
             self._num_pages += len(pages[0])
             self._num_bytes += num_bytes
 
@@ -226,12 +283,14 @@ class BackReader:
 
     def _forget(self, fill: _Fill) -> None:
         del self._fills[fill.peer, fill.room]
+        self._parts.scheduler.waiting.look_again()
 
     # ------------------------------------------------------------ views
 
     def metrics(self) -> dict[str, float]:
         return {
             "deltaserve_write_backs_asked_total": self._num_asked,
+            "deltaserve_pulls_total": self._num_pulls,
             "deltaserve_write_backs_dear_total": self._num_dear,
             "deltaserve_write_back_pages_total": self._num_pages,
             "deltaserve_write_back_bytes_total": self._num_bytes,

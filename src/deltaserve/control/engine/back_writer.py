@@ -1,7 +1,11 @@
-"""Decode's half of the way back: prefill may have the pages of an answer, which only decode has.
+"""Decode's half of the way back: prefill may have pages that only decode has, of an answer or of an offered prompt.
 
-    answered -> WriteBack -> (Grant -> all pages in one chunk) | nothing
+    answered -> WriteBack         \
+                                   -> (Grant -> all pages in one chunk) | nothing
+    offered  -> Offer.held_len    /
 
+A prompt that prefill is to compute may begin with pages that it lacks and decode has, an answer's that did not return
+or has left its tree since: the offer says so, and prefill may pull them before it computes the rest.
 Nothing is held for an answer that prefill was told of: its pages stay in the tree, to be evicted like others, and those
 that a grant finds there are pinned from the post on. Of windows and states goes what continuing at the end needs. Where
 they are not there any more the end is an earlier one, the last at which this tree could go on itself. With them
@@ -29,28 +33,33 @@ from deltaserve.control.sched.request import Request
 from deltaserve.control.transfer.commands import OpenGate
 from deltaserve.control.transfer.sender import GrantVerdict
 from deltaserve.core.errors import FailReason
-from deltaserve.core.ids import Attempt, Boot, Namespace, PageId, PeerName, PoolId, Room
+from deltaserve.core.ids import Attempt, Boot, PageId, PeerName, PoolId, Room
 from deltaserve.core.keys import KEY_BYTES, extend_keys
 from deltaserve.core.layout.prompt_pages import PromptPages
-from deltaserve.core.tokens import TOKEN_BYTES, token_len
-from deltaserve.core.wire.messages import Envelope, Failed, Grant, Message, Revoke, Sent, WriteBack
+from deltaserve.core.tokens import TOKEN_BYTES
+from deltaserve.core.wire.messages import Envelope, Facts, Failed, Grant, Message, Revoke, Sent, WriteBack
 
 _TOLD_S = 5.0
 """A grant that comes later than that finds nothing."""
-_MAX_TOLD = 64
-"""Answers that prefill was told of and has not asked for; of more the oldest are forgotten."""
+_MAX_TOLD = 256
+"""Paths that prefill was told of and has not asked for; of more the oldest are forgotten."""
 _ALL_SENT = b""
 """Payload of the only chunk: there is no first token to go with it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """A prompt with its answer, as far as whole pages of both sides go."""
+class _Path:
+    """A prompt with its answer, or what is held of a prompt, as far as whole pages of both sides go."""
 
     attempt: Attempt
-    namespace: Namespace
-    tokens: bytes
+    request: Request
+    """Whose it is; it may be over."""
+    num_tokens: int
     until: float
+
+    @property
+    def tokens(self) -> bytes:
+        return bytes(self.request.tokens[: self.num_tokens * TOKEN_BYTES])
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ class BackWriter:
         self._links = links
         self._outflow = outflow
         self._facts = facts_of(config)
-        self._told: OrderedDict[tuple[PeerName, Room], _Answer] = OrderedDict()
+        self._told: OrderedDict[tuple[PeerName, Room], _Path] = OrderedDict()
         self._next_turns = NextTurns()
         self._num_told = self._num_sent = 0
 
@@ -94,14 +103,37 @@ class BackWriter:
         if room.prefill is None and self._config.options.weighs_work:
             return
         name = PeerName(named.name)
-        hello = self._links.table.get(name).hello if self._links.is_ready(name) else None
-        if hello is None or not may_write_back(self._facts, hello.facts):
+        facts = self._facts_of(name)
+        if facts is None:
             return
-        whole = lcm(hello.facts.page_size, self._config.cache.page_size)
+        whole = lcm(facts.page_size, self._config.cache.page_size)
         num_tokens = (room.request.num_tokens - 1) // whole * whole  # nothing was computed of the last token
         has_len = room.attempt_len // whole * whole if room.prefill == name else 0
         if num_tokens > has_len and (num_tokens := self._reach(room.request, num_tokens)) > has_len:
-            self._tell(name, room, bytes(room.request.tokens[: num_tokens * TOKEN_BYTES]), turn)
+            self._tell(name, room, num_tokens, turn)
+
+    def may_be_asked(self, room: DecodeRoom) -> bool:
+        """Whether prefill could use pages of a room's prompt that are here."""
+        named = room.submit.prefill
+        is_kept = self._config.options.writes_back and self._parts.scheduler.running.shares_prompt(room.request)
+        return is_kept and named is not None and self._facts_of(PeerName(named.name)) is not None
+
+    def offered(self, room: DecodeRoom, name: PeerName, turn: EngineTurn) -> int:
+        """A prompt is about to be offered to a prefill worker: how many of its tokens that may ask for."""
+        facts = self._facts_of(name)
+        if facts is None or turn.is_draining or not self.may_be_asked(room):
+            return 0
+        whole, request = lcm(facts.page_size, self._config.cache.page_size), room.request
+        match = self._parts.cache.match(request.namespace, request.tokens, request.keys)
+        num_tokens = self._reach(request, match.num_tokens // whole * whole) // whole * whole
+        if num_tokens:
+            self._keep(name, room, num_tokens, turn)
+        return num_tokens
+
+    def _facts_of(self, name: PeerName) -> Facts | None:
+        """What a prefill worker is that can take pages of this tree."""
+        hello = self._links.table.get(name).hello if self._links.is_ready(name) else None
+        return hello.facts if hello is not None and may_write_back(self._facts, hello.facts) else None
 
     def _await_next(self, request: Request, num_turns: int, now: float) -> None:
         """Nothing was computed of the last token, so its page may be full of it in no tree."""
@@ -114,22 +146,26 @@ class BackWriter:
             return num_tokens
         return self._parts.cache.match(request.namespace, request.tokens, request.keys, num_tokens).num_tokens
 
-    def _tell(self, name: PeerName, room: DecodeRoom, tokens: bytes, turn: EngineTurn) -> None:
+    def _tell(self, name: PeerName, room: DecodeRoom, num_tokens: int, turn: EngineTurn) -> None:
         request = room.request
-        self._told.pop((name, room.room), None)
-        self._told[name, room.room] = _Answer(room.attempt, request.namespace, tokens, turn.now + _TOLD_S)
-        if len(self._told) > _MAX_TOLD:
-            self._told.popitem(last=False)
+        self._keep(name, room, num_tokens, turn)
         self._num_told += 1
         chance = 1.0 if request.hints.retain_ms else self._next_turns.chance(room.num_turns)
         told = WriteBack(
             room=room.room,
             attempt=room.attempt,
-            tokens=tokens,
+            tokens=bytes(request.tokens[: num_tokens * TOKEN_BYTES]),
             namespace=request.namespace,
             next_turn_chance=chance,
         )
         self._links.send(name, told, turn)
+
+    def _keep(self, name: PeerName, room: DecodeRoom, num_tokens: int, turn: EngineTurn) -> None:
+        """A grant may come for so many tokens."""
+        self._told.pop((name, room.room), None)
+        self._told[name, room.room] = _Path(room.attempt, room.request, num_tokens, turn.now + _TOLD_S)
+        if len(self._told) > _MAX_TOLD:
+            self._told.popitem(last=False)
 
     def tick(self, now: float) -> None:
         self._next_turns.tick(now)
@@ -153,20 +189,20 @@ class BackWriter:
         if self._outflow.sender.was_sent(peer.name, boot, grant.ticket):
             self._links.send(peer.name, Sent(ticket=grant.ticket), turn)
             return
-        answer = self._told.get((peer.name, Room(grant.room)))
-        if answer is not None and answer.attempt == grant.attempt and self._send(peer, boot, grant, answer, turn):
+        path = self._told.get((peer.name, Room(grant.room)))
+        if path is not None and path.attempt == grant.attempt and self._send(peer, boot, grant, path, turn):
             return
         reason, text = FailReason.CANCELLED, "these pages are not here any more"
         failed = Failed(room=grant.room, attempt=grant.attempt, reason=reason, message=text)
         self._links.send(peer.name, failed, turn)
 
-    def _send(self, peer: Peer, boot: Boot, grant: Grant, answer: _Answer, turn: EngineTurn) -> bool:
-        """Post all that is granted of an answer, once. False where the tree has it no more."""
+    def _send(self, peer: Peer, boot: Boot, grant: Grant, path: _Path, turn: EngineTurn) -> bool:
+        """Post all that is granted of a path, once. False where the tree has it no more."""
         if peer.hello is None:
             return False
-        facts, num_tokens = peer.hello.facts, token_len(answer.tokens)
-        prompt = PromptPages(num_tokens, self._config.cache.page_size, facts.page_size)
-        pages = self._pages(answer, num_tokens)
+        facts = peer.hello.facts
+        prompt = PromptPages(path.num_tokens, self._config.cache.page_size, facts.page_size)
+        pages = self._pages(path)
         if pages is None or not grant_fits(self._config, facts.pool_pages, grant, prompt):
             return False
         ticket, verdict = self._outflow.sender.accept(peer.name, boot, grant, prompt)
@@ -179,12 +215,12 @@ class BackWriter:
             self._num_sent += 1
         return verdict is not GrantVerdict.CLOSED
 
-    def _pages(self, answer: _Answer, num_tokens: int) -> tuple[_Held, ...] | None:
-        """What the tree has of each pool for going on at the answer's end; None where some of it is gone."""
-        cache = self._parts.cache
-        keys = extend_keys(self._config.seed_of(answer.namespace), answer.tokens, cache.page_size)
-        match = cache.match(answer.namespace, answer.tokens, keys)
-        if match.num_tokens < num_tokens:
+    def _pages(self, path: _Path) -> tuple[_Held, ...] | None:
+        """What the tree has of each pool for going on at a path's end; None where some of it is gone."""
+        cache, namespace, tokens = self._parts.cache, path.request.namespace, path.tokens
+        keys = extend_keys(self._config.seed_of(namespace), tokens, cache.page_size)
+        match = cache.match(namespace, tokens, keys)
+        if match.num_tokens < path.num_tokens:
             return None
         lease = cache.lease(match)
         pages = tuple(_Held(lease.first_page(pool), lease.pages(pool)) for pool in range(len(cache.pools)))

@@ -84,6 +84,8 @@ def refuse_submit(config: InstanceConfig, submit: Submit) -> Refusal | None:
 def refuse_offer(config: InstanceConfig, offer: Offer) -> Refusal | None:
     """Why prefill can never serve an Offer, or None."""
     problem = _request_problem(config, offer)
+    if problem is None and not 0 <= offer.held_len <= token_len(offer.prompt):
+        problem = "what decode holds of the prompt is longer than it, or less than nothing"
     if problem is not None:
         return FailReason.BAD_EXTENT, problem
     return _size_problem(config, token_len(offer.prompt))

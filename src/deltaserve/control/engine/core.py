@@ -75,10 +75,13 @@ class _Change:
 class _Owner:
     """Whose the waiting requests are, while one call of `admit` runs: prompts of readers, or rooms of fronts."""
 
-    __slots__ = ("_intake", "_loads", "_outflow", "_turn", "may_start")
+    __slots__ = ("_back", "_intake", "_loads", "_outflow", "_turn", "may_start")
 
-    def __init__(self, outflow: Outflow, intake: Intake, loads: "_Loads | None", turn: EngineTurn) -> None:
+    def __init__(
+        self, outflow: Outflow, intake: Intake, back: BackReader, loads: "_Loads | None", turn: EngineTurn
+    ) -> None:
         self.may_start = outflow.may_start
+        self._back = back
         self._outflow = outflow
         self._intake = intake
         self._loads = loads
@@ -86,9 +89,11 @@ class _Owner:
 
     def claim(self, request: Request, cached_len: int) -> Claim:
         claim = self._outflow.claim(request, cached_len, self._turn)
-        if self._loads is None or claim is Claim.NOTHING:
+        if claim is Claim.NOTHING:
             return claim
-        return Claim.NOTHING if self._loads.awaits(request, self._turn) else claim
+        waits = self._back.awaits(request, cached_len, self._turn.now)
+        waits = waits or (self._loads is not None and self._loads.awaits(request, self._turn))
+        return Claim.NOTHING if waits else claim
 
     def fetch(self, request: Request, reserve: Needs) -> TryOutcome:
         if self._loads is not None and self._loads.fetch_awaits(request, self._turn):
@@ -290,7 +295,7 @@ class EngineCore:
         self.parts.cache.tell_time(now)
         waiting, tiering = self.parts.scheduler.waiting, self.parts.tiering
         loads = None if tiering is None else _Loads(self.parts, tiering, self._meter.prefill_tokens_per_s)
-        owner = _Owner(self.outflow, self.serving.intake, loads, turn)
+        owner = _Owner(self.outflow, self.serving.intake, self.back_reader, loads, turn)
         for request in waiting.admit(now, owner):
             if not self.outflow.started(request, turn):
                 self.serving.started(request, now)

@@ -317,5 +317,6 @@ def _offer(room: DecodeRoom, now: float) -> Offer:
         sampling=request.sampling,
         remaining_ms=max(1, int((request.deadline - now) * 1000)),
         cache=request.cache,
+        held_len=room.held_len,
         hints=request.hints,
     )

@@ -1,7 +1,12 @@
-"""Where a prompt is computed: on prefill, or on decode itself. The one rule, and all that goes into it."""
+"""Where a prompt is computed: on decode, on prefill, or on prefill behind what that pulls from decode.
+
+The one rule, and all that goes into it.
+"""
 
 from dataclasses import dataclass
 from enum import Enum
+
+from deltaserve.core.wire.messages import Weighed
 
 _PACE_BESIDE_OTHERS = 2.0
 """Time of a token that is computed beside other work of decode, over that of one of prefill's."""
@@ -17,12 +22,13 @@ class Cores(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """Both ways of one prompt, in tokens of prefill's pace.
+    """All ways of one prompt, in tokens of prefill's pace.
 
-    By prefill it waits for the queue there, for what prefill lacks of it, and for the hand-over. On decode it waits for
-    the prompts that are computed there already, and every row that draws tokens waits as long as the prompt takes: what
-    they lose counts like what it loses itself, so the sum over all requests decides. Dynamo decides by a fixed length
-    instead (its conditional disaggregation).
+    By prefill it waits for the queue there, for what prefill lacks of it, and for the hand-over; or, where decode holds
+    more of it, for those pages on their way to prefill (back_reader.py) in place of computing them. On decode it waits
+    for the prompts that are computed there already, and every row that draws tokens waits as long as the prompt takes:
+    what they lose counts like what it loses itself, so the sum over all requests decides. Dynamo decides by a fixed
+    length instead (its conditional disaggregation).
 
     On shared cores rows wait as long for a prompt that prefill computes. Beside one that decode computes they ride
     along, for about the time of the prompt alone, where steps of their own would each read all weights again. So there
@@ -41,6 +47,8 @@ class Weighing:
     """On cores of its own decode computes no more of one prompt itself (--decode-extend-tokens). On shared ones this
     bounds a step that has rows, and no prompt."""
     cores: Cores = Cores.OWN
+    pull_wait_len: int = 0
+    """`prefill_wait_len` behind a pull; 0: there is nothing to pull, or it cannot be."""
 
     @property
     def local_wait_len(self) -> int:
@@ -55,4 +63,21 @@ class Weighing:
     def is_near(self) -> bool:
         """Whether decode is to compute the prompt."""
         is_short = self.missing_len <= self.most_len or self.cores is Cores.SHARED
-        return is_short and self.local_wait_len <= self.prefill_wait_len
+        return is_short and self.local_wait_len <= self.handed_over_len
+
+    @property
+    def handed_over_len(self) -> int:
+        """What prefill computes until the prompt would be handed over, by the better of its two ways."""
+        return min(self.prefill_wait_len, self.pull_wait_len or self.prefill_wait_len)
+
+    def weighed(self) -> Weighed:
+        """What the front is told of it."""
+        return Weighed(
+            missing_len=self.missing_len,
+            backlog_len=self.backlog_len,
+            num_rows=self.num_rows,
+            local_wait_len=self.local_wait_len,
+            prefill_wait_len=self.prefill_wait_len,
+            pull_wait_len=self.pull_wait_len,
+            is_near=self.is_near,
+        )

@@ -113,6 +113,8 @@ class DecodeRoom:
     """The front found a stop string: output tokens to keep, once the step in flight is committed."""
     weighing: Weighing | None = None
     """Where its prompt was to be computed, and why; None: that was no question."""
+    held_len: int = 0
+    """Tokens at the beginning of the current attempt's prompt that prefill may ask for."""
     num_turns: int = 1
     """Turns of its conversation with this one, as far as they are known here."""
     decode_cached_len: int = 0
@@ -192,8 +194,7 @@ class DecodeRoom:
             decode_loaded_len=min(self.request.loaded_len, decode_len),
             prefill_loaded_len=min(self.prefill_loaded_len, prefill_len),
             num_retractions=self.request.num_retractions,
-            local_wait_len=0 if self.weighing is None else self.weighing.local_wait_len,
-            prefill_wait_len=0 if self.weighing is None else self.weighing.prefill_wait_len,
+            weighed=None if self.weighing is None else self.weighing.weighed(),
             transferred_bytes=self.transferred_bytes,
             transferred_state_bytes=self.transferred_state_bytes,
             num_rounds=self.request.guesses.num_rounds,

@@ -139,7 +139,7 @@ class Serving:
             return
         room.attempt = Attempt(room.attempt + 1)
         room.move(DecodeEvent.OFFER)
-        self.intake.offer(room, PeerName(prefill.name), turn)
+        self._offer(room, PeerName(prefill.name), turn)
 
     def started(self, request: Request, now: float) -> None:
         """The room's request was admitted to a row."""
@@ -248,7 +248,12 @@ class Serving:
             self._compute_here(room)
         else:
             self.links.on_prefill(front, submit.prefill, turn)
-            self.intake.offer(room, PeerName(submit.prefill.name), turn)
+            self._offer(room, PeerName(submit.prefill.name), turn)
+
+    def _offer(self, room: DecodeRoom, prefill: PeerName, turn: EngineTurn) -> None:
+        """Have prefill compute the prompt; it may ask for what is held here before."""
+        room.held_len = self.back.offered(room, prefill, turn)
+        self.intake.offer(room, prefill, turn)
 
     def _answer(self, request: Request) -> HintAnswer | None:
         """What becomes of a hint, as far as it is known before its request has ended."""
@@ -308,6 +313,7 @@ class Serving:
             prefill_wait_len=wait_len,
             most_len=options.sched.near_len,
             cores=Cores.SHARED if options.weighs_work else Cores.OWN,
+            pull_wait_len=room.submit.pull_wait_len if self.back.may_be_asked(room) else 0,
         )
 
     def _refusal(self, submit: Submit, is_draining: bool) -> Refusal | None:

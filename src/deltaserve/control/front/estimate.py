@@ -101,6 +101,16 @@ def prefill_wait_len(prompt_len: int, pair: Candidate, prices: Prices) -> int:
     return max(1, int(load.queue_tokens + lacking + (HANDOVER_S + wire_s) * load.tokens_per_s))
 
 
+def pull_wait_len(prompt_len: int, pair: Candidate, prices: Prices) -> int:
+    """`prefill_wait_len` where prefill first gets from decode what only that holds of a prompt. 0: it is nothing."""
+    num_pulled = pair.keeping.hit - pair.computing.hit
+    if pair.is_unified or num_pulled <= 0:
+        return 0
+    pull_s = HANDOVER_S + num_pulled * prices.kv_bytes_per_token / prices.transfer_bytes_per_s
+    in_place_of = num_pulled - int(pull_s * pair.computing.load.tokens_per_s)
+    return max(1, prefill_wait_len(prompt_len, pair, prices) - in_place_of)
+
+
 def keep_times(prompt_len: int, side: Keeping, prices: Prices) -> tuple[float, float]:
     """Seconds on the wire, and of waiting for memory and a row."""
     missing = prompt_len - side.hit

@@ -480,5 +480,6 @@ def _submit(live: LiveRoom, decode: Worker, prefill: PeerAddress | None, now: fl
         remaining_ms=max(1, math.ceil(1000 * (live.deadline - now))),
         cache=generation.cache,
         prefill_wait_len=live.placement.prefill_wait_len,
+        pull_wait_len=live.placement.pull_wait_len,
         hints=generation.hints,
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from deltaserve.control.front.balance import POLICIES, Choice, Choosable
 from deltaserve.control.front.breaker import Breakers
 from deltaserve.control.front.client import Limits, WorkerStats
-from deltaserve.control.front.estimate import Candidate, Computing, Keeping, Prices, prefill_wait_len
+from deltaserve.control.front.estimate import Candidate, Computing, Keeping, Prices, prefill_wait_len, pull_wait_len
 from deltaserve.control.front.events import FrontConfig
 from deltaserve.control.front.known_worker import Worker
 from deltaserve.control.front.load import Assumed, decode_loads, prefill_loads
@@ -153,6 +153,7 @@ class Placer:
             memory_tokens=sample.prompt_len - keeping.hit,
             output_tokens=min(sample.generation.sampling.max_tokens, self._assumed.output_len),
             prefill_wait_len=wait_len,
+            pull_wait_len=pull_wait_len(sample.prompt_len, choice.pair, self._prices),
         )
         for name in placement.workers:
             worker = self._worker(name)

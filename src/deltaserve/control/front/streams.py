@@ -72,6 +72,8 @@ class Placement:
     """Output tokens that are expected."""
     prefill_wait_len: int = 0
     """What prefill would compute until it is through with the prompt, in tokens; 0: decode is not to ask itself."""
+    pull_wait_len: int = 0
+    """The same where prefill first gets from decode what only that holds; 0: that is nothing."""
 
     @property
     def computing(self) -> PeerName:

@@ -153,6 +153,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
     prefill_wait_len: int = 0
     """What prefill would compute until this prompt is handed over, in tokens: decode computes the prompt itself where
     that takes less (engine/near.py). 0: it does not ask."""
+    pull_wait_len: int = 0
+    """The same where prefill first asks decode for what only that holds of the prompt. 0: that is nothing."""
     hints: KvHints = NO_HINTS
 
 
@@ -169,6 +171,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     sampling: SamplingParams
     remaining_ms: int
     cache: CacheUse = CacheUse.NORMAL
+    held_len: int = 0
+    """Tokens that the prompt begins with and decode has, as far as whole pages of both sides go: prefill may grant
+    pages for them. 0: it has none, or none that prefill may use."""
     hints: KvHints = NO_HINTS
 
 
@@ -368,6 +373,25 @@ class TreeShape(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkn
     """Nodes at whose pages, and at what is below them, nobody looked: a look is bounded."""
 
 
+class Weighed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What decided which side computes a prompt, in tokens (engine/near.py)."""
+
+    missing_len: int
+    """Tokens of the prompt that decode had no KV of."""
+    backlog_len: int
+    """Tokens of other prompts that decode had still to compute."""
+    num_rows: int
+    """Rows of decode that drew tokens."""
+    local_wait_len: int
+    """What computing it on decode was taken to cost, in tokens of prefill's pace."""
+    prefill_wait_len: int
+    """What prefill would compute until the prompt were handed over."""
+    pull_wait_len: int
+    """The same with a pull from decode before; 0: there would be nothing to pull."""
+    is_near: bool
+    """Whether decode computed it."""
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Where a request's prompt came from, and how long each part took (seconds)."""
 
@@ -382,10 +406,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     transferred_bytes: int = 0
     transferred_state_bytes: int = 0
     """Bytes among `transferred_bytes` that were recurrent states."""
-    local_wait_len: int = 0
-    """What all requests of decode would wait for this prompt, in tokens of prefill's pace: it was computed there where
-    that is no more than `prefill_wait_len`. Both 0: that was no question."""
-    prefill_wait_len: int = 0
+    weighed: Weighed | None = None
+    """How it was decided which side computes the prompt; None: that was no question."""
     num_rounds: int = 0
     """Steps in which guesses at its next tokens were verified."""
     num_drafts: int = 0
