@@ -56,6 +56,8 @@ MAX_GROWTH_MIB = 64.0
 few."""
 _OTHER_ROLE = {"prefill": "decode", "decode": "prefill"}
 _LOADED = "deltaserve_tier_tokens_loaded_total"
+_BACK = "deltaserve_write_back_pages_total"
+_PULLS = "deltaserve_pulls_total"
 _REPORT_S = 1.2
 """Workers report twice a second: what is looked at must have been reported after the last request."""
 
@@ -76,6 +78,10 @@ class Report:
     """Counts of these processes, before and after."""
     num_loaded: int = 0
     """Tokens that came from files under the caches, of those that workers tell of at the end."""
+    num_back: int = 0
+    """Pages that came from decode to prefill, of those that workers tell of at the end."""
+    num_pulls: int = 0
+    """Prompts for which such pages were asked, of the same."""
     own_lag_s: float = 0.0
 
     def __str__(self) -> str:
@@ -85,7 +91,7 @@ class Report:
             f"  {self.events.total()} events: " + ", ".join(f"{n} x {what}" for what, n in self.events.most_common()),
             f"  {tally.num_requests} requests: {tally.num_right} right, none wrong, {tally.num_errors} errors, "
             f"{tally.num_left} clients left; {tally.num_near} prompts computed on decode, {tally.num_moved} moved; "
-            f"{self.num_loaded} tokens from files; "
+            f"{self.num_loaded} tokens from files, {self.num_back} pages back to prefill, {self.num_pulls} pulls; "
             f"{self.num_misread} of {self.num_questions} questions misread in the calm",
             *(f"    {count:6} {what}" for what, count in sorted(tally.outcomes.items())),
             f"  latest answer {tally.worst_late_s:+.2f} s from its deadline, own lag {self.own_lag_s:.2f} s",
@@ -134,7 +140,10 @@ class Run:
                 await self._wait_quiet()
         for name, pid in survivors.items():
             report.counts[name] = before[name], await counts_again(pid, before[name])
-        report.num_loaded = int(sum(v.get(_LOADED, 0.0) for v in (await worker_metrics(self._http)).values()))
+        told = (await worker_metrics(self._http)).values()
+        report.num_loaded, report.num_back, report.num_pulls = (
+            int(sum(metrics.get(name, 0.0) for metrics in told)) for name in (_LOADED, _BACK, _PULLS)
+        )
         report.growth = memory.growth(warm_up_s(report.storm_s))
         report.own_lag_s = self._lag.worst()
         return report

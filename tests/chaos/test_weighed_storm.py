@@ -25,4 +25,5 @@ def test_a_storm_with_all_ways_that_a_prompt_is_had(capsys: pytest.CaptureFixtur
     assert tally.num_near > 10
     assert tally.num_moved > 10
     assert report.num_loaded > 0
+    assert report.num_back > 0
     assert not list(tmp_path.iterdir())
