@@ -15,7 +15,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ _DOCUMENT = _COLOURS * 12
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
 _PAGE = 16
+_NUM_LEAVES = 5
 
 
 @dataclass(slots=True)
@@ -197,25 +198,42 @@ def cached_tokens_are_told(server: Server) -> None:
 @contextmanager
 def _begun(server: Server, num_tokens: int) -> Iterator[http.client.HTTPResponse]:
     """A long completion, of which the first event has come."""
-    connection = http.client.HTTPConnection(urlsplit(server.router or "").netloc)
-    body = json.dumps(_body(server, max_tokens=num_tokens, stream=True))
-    connection.request("POST", _COMPLETIONS, body, {"Content-Type": "application/json"})
-    reply = connection.getresponse()
-    try:
+    body = _body(server, max_tokens=num_tokens, stream=True)
+    with _sent(server, body) as connection, closing(connection.getresponse()) as reply:
         require(reply.readline().startswith(b"data: "), "no event")
         yield reply
-    finally:
-        reply.close()
-        connection.close()
+
+
+@contextmanager
+def _sent(server: Server, body: Mapping[str, object]) -> Iterator[http.client.HTTPConnection]:
+    """A completion is asked for; its client has left behind this."""
+    with closing(http.client.HTTPConnection(urlsplit(server.router or "").netloc)) as connection:
+        connection.request("POST", _COMPLETIONS, json.dumps(body), {"Content-Type": "application/json"})
+        yield connection
 
 
 def a_stream_left_early_frees_the_request(server: Server) -> None:
+    """Several times: how far Dynamo is with a stream that is left differs."""
+    for _ in range(_NUM_LEAVES):
+        with _being_left(server), _begun(server, 8000):
+            until(lambda: _num_inside(server) == 1)
+
+
+def a_request_left_before_its_first_token_is_freed(server: Server) -> None:
+    for number in range(_NUM_LEAVES):
+        prompt = random.Random(number).choices(range(300, 390), k=4000)
+        with _being_left(server), _sent(server, _body(server, prompt=prompt, max_tokens=4000, stream=True)):
+            until(lambda: _num_inside(server) == 1)
+
+
+@contextmanager
+def _being_left(server: Server) -> Iterator[None]:
+    """The one request of this block ends in the server, by its client alone."""
     until(lambda: _num_inside(server) == 0)
     before = _cancelled(server)
-    with _begun(server, 8000):
-        until(lambda: _num_inside(server) == 1)
-    until(lambda: _num_inside(server) == 0)
-    require(_cancelled(server) == before + 1, _cancelled(server))
+    yield
+    until(lambda: _num_inside(server) == 0)  # a front counts how a request ended before it has room for another
+    require(_cancelled(server) == before + 1, (before, _cancelled(server)))
 
 
 def _cancelled(server: Server) -> int:
@@ -311,7 +329,8 @@ def _checks(deployment: Deployment, worker: subprocess.Popen[bytes]) -> list[Che
 
     plain: list[Check] = [models, chat, chat_stream, chat_ends_by_itself, completion_of_ids, completion_stream]
     plain += [a_seed_and_logprobs, a_stop_string, structured_output, cached_tokens_are_told]
-    plain += [a_stream_left_early_frees_the_request, what_cannot_be_is_refused]
+    plain += [a_stream_left_early_frees_the_request, a_request_left_before_its_first_token_is_freed]
+    plain += [what_cannot_be_is_refused]
     plain += [a_worker_that_is_told_to_end_ends_its_streams, a_killed_worker_and_its_restart]
     return [*plain, a_server_that_goes_and_comes_back, kv_routing_finds_the_pages]
 
