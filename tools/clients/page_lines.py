@@ -13,25 +13,33 @@ _HEADING = re.compile(r"^##+ (.+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def block_with(heading: str, word: str) -> str:
-    """The one block of a section, without its subsections, that has this word. Raises ValueError where there is not
+def block_with(heading: str, text: str) -> str:
+    """The one block of a section, without its subsections, that has this text. Raises ValueError where there is not
     one."""
-    _, *parts = _HEADING.split(PAGE.read_text())
-    sections = dict(zip(parts[::2], parts[1::2], strict=True))
-    blocks: list[str] = _BLOCK.findall(sections.get(heading, ""))
-    return _the_one(word, heading, [block for block in blocks if word in block])
+    return _the_one(text, heading, [block for block in _blocks(heading) if text in block])
 
 
-def lines_with(heading: str, word: str) -> list[list[str]]:
-    """The words of each line of that block: comments are left out, lines joined that end with a backslash."""
-    lines = block_with(heading, word).replace("\\\n", " ").splitlines()
-    return [shlex.split(line, comments=True) for line in lines]
+def lines_with(heading: str, text: str) -> list[list[str]]:
+    """The words of each line of that block."""
+    return _lines_of(block_with(heading, text))
 
 
 def line_with(heading: str, *words: str) -> list[str]:
-    """The one line, of the one block that has the first of these words, that has them all. Raises ValueError."""
-    lines = lines_with(heading, words[0])
+    """The one line of a section, without its subsections, that has these words. Raises ValueError where there is not
+    one."""
+    lines = [line for block in _blocks(heading) for line in _lines_of(block)]
     return _the_one(" ".join(words), heading, [line for line in lines if set(words) <= set(line)])
+
+
+def _blocks(heading: str) -> list[str]:
+    _, *parts = _HEADING.split(PAGE.read_text())
+    found: list[str] = _BLOCK.findall(dict(zip(parts[::2], parts[1::2], strict=True)).get(heading, ""))
+    return found
+
+
+def _lines_of(block: str) -> list[list[str]]:
+    """Their words: comments are left out, and lines joined that end with a backslash."""
+    return [shlex.split(line, comments=True) for line in block.replace("\\\n", " ").splitlines()]
 
 
 def here(line: Sequence[str], substitutions: Mapping[str, object]) -> list[str]:

@@ -4,30 +4,26 @@ namespaces, and its server on the first of them.
 Other here than on the page: the paths of the model and of the cluster key, and a folder of Ray's own.
 """
 
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import httpx
 import pytest
 
 from tests.e2e.machines import ClientOn, Machine, Network, NotPermittedError
-from tests.e2e.questions import RECALL_MODEL, answers_to, ask_about
-from tests.e2e.server import ROOT, Api, Process, wait_until
-from tests.patience import PATIENCE_S
-from tools.clients.page_lines import block_with, here, line_with, lines_with
+from tests.e2e.questions import answers_to, ask_about
+from tests.e2e.server import ROOT, wait_until
+from tests.launch.clusters.ray.page_server import HOST, NETWORK, PageServer, Stand
+from tools.clients.page_lines import line_with
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here: scripts/test-ray")
 
-HEAD = "10.0.0.1"
 OTHERS = ("10.0.0.2", "10.0.0.3")
 WORKERS = ("prefill-0", "decode-0", "decode-1")
-NUM_RANKS = 2
 
 
 class RayMachine:
@@ -39,40 +35,8 @@ class RayMachine:
 
     def start_ray(self, *words: str) -> str:
         """The page's line with these words; what Ray says."""
-        line = line_with("Ray", "ray", "start", *words)
-        assert line[0] == "ray"
-        program = str(Path(sys.executable).with_name("ray"))
-        return self.machine.do(program, *line[1:])
-
-
-class Recipe(Process, Api):
-    """The page's server, and a client on its machine."""
-
-    def __init__(self, folder: Path, head: Machine) -> None:
-        (key, name, *_) = self._make_keys(folder)
-        line = here(line_with("Ray", "deltaserve", "--prefill"), self.substitutions(folder))
-        assert line[0] == "deltaserve" and name == "ops"
-        Api.__init__(self, f"http://{HEAD}:30000", RECALL_MODEL.name)
-        Process.__init__(self, folder / "run", *line[1:], wrap=head.wrap(), cwd=folder)
-        self.http.close()
-        headers = {"Authorization": f"Bearer {key}"}
-        self.http = httpx.Client(base_url=self.base_url, transport=ClientOn(head), headers=headers, timeout=PATIENCE_S)
-
-    @staticmethod
-    def substitutions(folder: Path) -> Mapping[str, object]:
-        return {"/models/MODEL": RECALL_MODEL, "/etc/deltaserve/cluster.key": folder / "cluster.key"}
-
-    @staticmethod
-    def _make_keys(folder: Path) -> list[str]:
-        """By the page; what the file of API keys has."""
-        subprocess.run(["bash", "-ec", block_with("Install", "> cluster.key")], cwd=folder, check=True)
-        return (folder / "api.keys").read_text().split()
-
-    def hosts(self) -> dict[str, str]:
-        """Worker |-> address of its node, of those that serve."""
-        found = self.workers().items()
-        used = {name: worker for name, worker in found if worker["state"] == "ready" and worker["status"] is not None}
-        return {name: worker["url"].removeprefix("tcp://").rpartition(":")[0] for name, worker in used.items()}
+        program, *rest = line_with("Ray", "ray", "start", *words)
+        return self.machine.do(str(Path(sys.executable).with_name(program)), *rest)
 
 
 @pytest.fixture
@@ -98,15 +62,16 @@ def network(folder: Path) -> Iterator[Network]:
 
 
 def test_ray_s_lines_and_the_server_s_lead_to_right_answers(network: Network, folder: Path) -> None:
-    head = RayMachine(network, "head", HEAD)
+    head = RayMachine(network, "head", HOST)
     head.start_ray("--head")
     for number, address in enumerate(OTHERS):
         RayMachine(network, f"node{number}", address).start_ray("--address")
-    server = Recipe(folder, head.machine)
+    stand = Stand(HOST, 30000, head.machine.wrap(), lambda: ClientOn(head.machine))
+    server = PageServer(folder, stand, {})
     try:
         wait_until(server.is_ready, "readiness", server)
-        wait_until(lambda: server.hosts().keys() == set(WORKERS), "all workers to be used", server)
-        assert sorted(server.hosts().values()) == sorted((HEAD, *OTHERS)), "each worker on a node of its own"
+        wait_until(lambda: all(map(server.is_used, WORKERS)), "all workers to be used", server)
+        assert {server.node(name) for name in WORKERS} == {HOST, *OTHERS}, "each on a node of its own"
         asked = ask_about(num_documents=4, num_questions=2, answer_len=24, seed=7)
         assert answers_to(server, asked) == [one.answer for one in asked]
         server.wait_quiet()
@@ -115,14 +80,10 @@ def test_ray_s_lines_and_the_server_s_lead_to_right_answers(network: Network, fo
         error.add_note(server.tail())
         raise
     finally:
-        server.http.close()
-        server.kill()
+        server.close()
 
 
 def test_addresses_of_the_page_belong_together() -> None:
-    """The network for pages has the head in it, which the other machines join."""
-    words = line_with("Ray", "deltaserve", "--prefill")
-    pages = ip_network(words[words.index("--trusted-data-network") + 1])
-    joined = next(line for line in lines_with("Ray", "--head") if "--address" in line)[-1]
-    assert joined == f"{words[words.index('--host') + 1]}:6379" == f"{HEAD}:6379"
-    assert all(ip_address(each) in pages for each in (HEAD, *OTHERS))
+    """The other machines join the one of the server, and all are on the network for pages."""
+    assert line_with("Ray", "ray", "start", "--address")[-1] == f"{HOST}:6379"
+    assert all(ip_address(each) in ip_network(NETWORK) for each in (HOST, *OTHERS))
