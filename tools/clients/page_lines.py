@@ -45,6 +45,8 @@ def _lines_of(block: str) -> list[list[str]]:
 def here(line: Sequence[str], substitutions: Mapping[str, object]) -> list[str]:
     """The line with what is another thing here than on the page, such as paths and ports. Raises ValueError for a thing
     that the line has not."""
+    if not substitutions:
+        return list(line)
     missing = [old for old in substitutions if not any(old in word for word in line)]
     if missing:
         raise ValueError(f"{PAGE.name}: {' '.join(line)!r} does not have {', '.join(missing)}")
