@@ -1,11 +1,13 @@
 """What the pages of deploy/ and docs/deploy.md tell to type."""
 
+import argparse
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+from deltaserve.commands.dynamo.command import add_arguments
 from tests.deploy.lines import settings_of
 from tests.deploy.rendered import CHART, Helm, containers
 
@@ -59,9 +61,18 @@ def test_deltaserve_takes_the_line_in_a_container() -> None:
         assert f"127.0.0.1:{settings.network.port}:{settings.network.port}" in words, page
 
 
-def test_deltaserve_takes_its_own_lines() -> None:
-    for _, words in lines_with("deltaserve serve"):
+@pytest.mark.parametrize("command", ["serve", "prefill", "decode"])
+def test_deltaserve_takes_its_own_lines(command: str) -> None:
+    for _, words in lines_with(f"deltaserve {command} "):
         settings_of(words[words.index("deltaserve") + 1 :])
+
+
+def test_a_worker_of_dynamo_takes_its_own_lines() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    taken = [parser.parse_args(words[words.index("dynamo") + 1 :]) for _, words in lines_with("deltaserve dynamo ")]
+    assert {each.discovery_backend for each in taken} == {"file"}
+    assert [each.kv_events is None for each in taken] == [each.page_size is None for each in taken]
 
 
 def test_variables_of_the_compose_page_are_those_of_the_file() -> None:

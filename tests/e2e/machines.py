@@ -72,8 +72,11 @@ class Machine:
 
     def start(self, *argv: str, name: str) -> Process:
         """`deltaserve ARGV` there, in a folder of its own within the machine's."""
-        wrap = ("setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", self.namespace)
-        return Process(self.folder / name, *argv, wrap=wrap, cwd=self.folder)
+        return Process(self.folder / name, *argv, wrap=self.wrap(), cwd=self.folder)
+
+    def wrap(self) -> Sequence[str]:
+        """A program that becomes the command there, which ends with this thread."""
+        return ("setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", self.namespace)
 
     def run(self, *argv: str) -> "Ended":
         """`deltaserve ARGV` there, until it ends."""
@@ -85,9 +88,14 @@ class Machine:
 
     def listening(self) -> set[str]:
         """Addresses on which anything listens there."""
-        return {line.split()[3].rpartition(":")[0] for line in self._do("ss", "-Hltn").splitlines()}
+        return {line.split()[3].rpartition(":")[0] for line in self.do("ss", "-Hltn").splitlines()}
 
-    def _do(self, *argv: str) -> str:
+    def route_out(self) -> None:
+        """Addresses elsewhere are asked for on the device; nobody answers."""
+        _ip("-n", self.namespace, "route", "add", "default", "dev", _DEVICE)
+
+    def do(self, *argv: str) -> str:
+        """A command there, until it ends; what it says. What it starts stays. Raises OSError when it fails."""
         return _ip("netns", "exec", self.namespace, *argv)
 
     @contextmanager

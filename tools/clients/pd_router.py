@@ -1,7 +1,8 @@
 """A router of SGLang's kind in P/D mode, before a prefill and a decode worker: its answers are those of the server.
 
-The command line is that of other clients, and behind it what `serving.halves` tells: the API of prefill, the port of
-its links, its process, the API of decode. Nothing beside the standard library: it runs by the router's own Python.
+The router is started by its line of docs/deploy.md. The command line is that of other clients, and behind it what
+`serving.halves` tells: the API of prefill, the port of its links, its process, the API of decode. Nothing beside the
+standard library: it runs by the router's own Python.
 """
 
 import json
@@ -19,12 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from tools.clients.harness import Check, Server, require, run_on
+from tools.clients.page_lines import here, line_with
 from tools.clients.router_http import answer_of, events_of, post, status_of, texts_of, until
 
 _COLOURS = "fox red dog blue cat grey owl brown bee gold ant black "
 _DOCUMENT = _COLOURS * 12
 _GREEDY = {"temperature": 0, "ignore_eos": True, "skip_special_tokens": False}
 """The model's words are special tokens."""
+_PROGRAM = ("python", "-m", "sglang_router.launch_router")
+"""On the page."""
+_AS_THEY_COME = ("--policy", "round_robin", "--disable-retries", "--disable-circuit-breaker")
+"""It tries nothing again, so that what a worker says is seen."""
 _SAMPLING = {**_GREEDY, "max_new_tokens": 8}
 
 
@@ -40,22 +46,24 @@ class Pair:
 
 def main(command: Sequence[str]) -> None:
     """Run the checks with the router that `command` starts; ends the process."""
-    pair = Pair(*sys.argv[5:])
+    pair, server = Pair(*sys.argv[5:]), Server(*sys.argv[1:5])
     with _routing(command, pair) as url:
-        run_on(replace(Server(*sys.argv[1:5]), router=url), _checks(pair))
+        run_on(replace(server, router=url), [as_the_page_starts_it])
+    with _routing(command, pair, *_AS_THEY_COME) as url:
+        run_on(replace(server, router=url), _checks(pair))
 
 
 @contextmanager
-def _routing(command: Sequence[str], pair: Pair) -> Iterator[str]:
-    """The router, ready. It tries nothing again, so that what a worker says is seen."""
+def _routing(command: Sequence[str], pair: Pair, *flags: str) -> Iterator[str]:
+    """The router, ready: by the page's line, with the addresses that are free here."""
     with socket.socket() as one, socket.socket() as other:
         one.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
         port, metrics = one.getsockname()[1], other.getsockname()[1]
     where = ("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics))
-    workers = ("--pd-disaggregation", "--prefill", pair.prefill, pair.link_port, "--decode", pair.decode)
-    flags = ("--policy", "round_robin", "--disable-retries", "--disable-circuit-breaker")
-    argv = [*command, *where, *workers, *flags]
+    workers = {"http://127.0.0.1:30001": pair.prefill, "8998": pair.link_port, "http://127.0.0.1:30002": pair.decode}
+    line = here(line_with("SGLang's P/D mode", *_PROGRAM), workers)
+    argv = [*command, *line[len(_PROGRAM) :], *where, *flags]
     router = subprocess.Popen(argv, stdout=sys.stderr, stderr=sys.stderr)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -75,6 +83,11 @@ def models(server: Server) -> None:
     with urllib.request.urlopen(f"{server.router}/v1/models") as reply:
         found = json.load(reply)["data"]
     require([each["id"] for each in found] == [server.model], found)
+
+
+def as_the_page_starts_it(server: Server) -> None:
+    models(server)
+    chat(server)
 
 
 def chat(server: Server) -> None:

@@ -6,6 +6,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from tools.clients.harness import require
@@ -18,6 +19,15 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+def two_free_ports() -> int:
+    """The first of two such ports."""
+    while True:
+        first = free_port()
+        with socket.socket() as next_one, suppress(OSError, OverflowError):
+            next_one.bind(("127.0.0.1", first + 1))
+            return first
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -1,6 +1,6 @@
 """A server for clients: `deltaserve serve`, prefill and decode apart on a CPU."""
 
-import secrets
+import os
 import subprocess
 import sys
 import time
@@ -13,9 +13,11 @@ from pathlib import Path
 import httpx
 
 from tools.clients.catalogue import Served
+from tools.clients.page_lines import block_with, here, line_with
 
 ROOT: Path = Path(__file__).resolve().parents[2]
 _START_S = 600.0
+_HALVES = "SGLang's P/D mode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +74,12 @@ def serving(served: Served, place: Place, log: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """A worker that takes its half of requests."""
+    """A worker that takes its half of requests, as docs/deploy.md starts it."""
 
     role: str
+    page_link_port: str
+    page_port: str
+    """On the page; here others are free."""
     port: int
     """Port of its API; the next one is that of its links."""
 
@@ -86,29 +91,34 @@ class Half:
     def link_port(self) -> int:
         return self.port + 1
 
+    def argv(self, served: Served) -> list[str]:
+        """The page's line, for this model and these ports."""
+        ports = {self.page_link_port: self.link_port, self.page_port: self.port}
+        line = here(line_with(_HALVES, "deltaserve", self.role), {"MODEL": path_of(served), **ports})
+        return [sys.executable, "-m", "deltaserve.cli.main", *line[1:]]
+
 
 @contextmanager
 def halves(served: Served, first_port: int, folder: Path) -> Iterator[list[str]]:
     """A prefill and a decode worker, which end with this. What a router's checks are told of them: the API of prefill,
     the port of its links, its process, the API of decode."""
-    key = folder / "cluster.key"
-    key.touch(mode=0o600)
-    key.write_text(secrets.token_urlsafe(48))
-    prefill, decode = Half("prefill", first_port), Half("decode", first_port + 2)
+    make_keys = block_with("Install", "> cluster.key")
+    subprocess.run(["bash", "-ec", make_keys], cwd=folder, check=True)
+    prefill = Half("prefill", "8998", "30001", first_port)
+    decode = Half("decode", "8999", "30002", first_port + 2)
     with ExitStack() as stack:
-        started = [stack.enter_context(_half(half, served, key, folder)) for half in (prefill, decode)]
+        started = [stack.enter_context(_half(half, served, folder)) for half in (prefill, decode)]
         for half, process in zip((prefill, decode), started, strict=True):
             _wait(process, half.url, folder / f"{half.role}.log")
         yield [prefill.url, str(prefill.link_port), str(started[0].pid), decode.url]
 
 
 @contextmanager
-def _half(half: Half, served: Served, key: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    ports = ["--http", str(half.port), "--disaggregation-bootstrap-port", str(half.link_port)]
-    flags = ["--page-size", "16", "--served-model-name", served.value, "--cluster-key-file", str(key), *ports]
-    argv = [sys.executable, "-m", "deltaserve.cli.main", half.role, str(path_of(served)), *flags]
+def _half(half: Half, served: Served, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """In the folder of the keys."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     with (folder / f"{half.role}.log").open("w") as out:
-        process = subprocess.Popen(argv, cwd=ROOT, stdout=out, stderr=out)
+        process = subprocess.Popen(half.argv(served), cwd=folder, env=env, stdout=out, stderr=out)
         try:
             yield process
         finally:

@@ -1,8 +1,8 @@
 """Dynamo's frontend before a worker of `deltaserve dynamo`: its answers are those of the server behind it.
 
-The command line is that of other clients. Frontend and worker are started here, by the Python of their environment;
-they find each other by files in a folder, without etcd and NATS. The command
-line ends with the Python that can run a server. The standard library alone, beside the program.
+The command line is that of other clients; it ends with the Python that can run a server. Frontend, worker and servers
+are started by the lines of docs/deploy.md, with other ports; they find each other by files in a folder, without etcd
+and NATS. The standard library alone, beside the program.
 """
 
 import http.client
@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,13 +23,17 @@ from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 from tools.clients.harness import Check, Server, require, run_on
-from tools.clients.router_http import answer_of, events_of, free_port, post, texts_of, until
+from tools.clients.page_lines import here, lines_with
+from tools.clients.router_http import answer_of, events_of, free_port, post, texts_of, two_free_ports, until
 
 _COLOURS = "fox red dog blue cat grey owl brown bee gold ant black "
 _DOCUMENT = _COLOURS * 12
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
 _PAGE = 16
+"""As on the page."""
+_SECTION = "NVIDIA Dynamo"
+_NUM_LEAVES = 5
 
 
 @dataclass(slots=True)
@@ -43,29 +47,59 @@ class Deployment:
     log: TextIO
 
     def environment(self) -> dict[str, str]:
-        """They find each other by files; nothing listens beyond this machine."""
+        """A folder where they find each other; nothing listens beyond this machine."""
         names = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST")
-        found = {"DYN_FILE_KV": str(self.folder / "kv"), "DYN_DISCOVERY_BACKEND": "file", "DYN_LOG": "warn"}
+        found = {"DYN_FILE_KV": str(self.folder / "kv"), "DYN_LOG": "warn"}
         source = Path(__file__).resolve().parents[2] / "src"
         return os.environ | found | dict.fromkeys(names, "127.0.0.1") | {"PYTHONPATH": str(source)}
 
     def start(self, *argv: str) -> subprocess.Popen[bytes]:
-        """A program of this environment."""
-        return subprocess.Popen([sys.executable, "-m", *argv], env=self.environment(), stdout=self.log, stderr=self.log)
-
-    def start_frontend(self, port: int, *flags: str) -> subprocess.Popen[bytes]:
-        """Dynamo's, for workers of this folder."""
-        return self.start("dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port), *flags)
-
-    def start_worker(self, url: str, *flags: str) -> subprocess.Popen[bytes]:
-        """The server at `url` as a worker."""
-        return self.start("deltaserve.cli.main", "dynamo", "--base-url", url, *flags)
-
-    def start_server(self, port: int, *flags: str) -> subprocess.Popen[bytes]:
-        """A server of this run's own, prefill and decode in one."""
-        model = (self.server.path, "--served-model-name", self.server.model, "--disaggregation-mode", "null")
-        argv = (self.python, "-m", "deltaserve.cli.main", "serve", *model, "--port", str(port), *flags)
+        """A program, with these surroundings."""
         return subprocess.Popen(argv, env=self.environment(), stdout=self.log, stderr=self.log)
+
+    def start_frontend(self, port: int) -> subprocess.Popen[bytes]:
+        """Dynamo's, for workers of this folder."""
+        _, _, line = lines_with(_SECTION, "--base-url")
+        return self._frontend(here(line, {"8000": port}))
+
+    def start_worker(self, url: str) -> subprocess.Popen[bytes]:
+        """The server at `url` as a worker."""
+        _, line, _ = lines_with(_SECTION, "--base-url")
+        return self.start(sys.executable, *_deltaserve(here(line, {"http://127.0.0.1:30000": url})))
+
+    def start_server(self, port: int) -> subprocess.Popen[bytes]:
+        """A server of this run's own."""
+        line, _, _ = lines_with(_SECTION, "--base-url")
+        return self._server(here(line, {"MODEL": self.server.path}), port)
+
+    def start_kv_frontend(self, port: int) -> subprocess.Popen[bytes]:
+        """Dynamo's, which asks where pages lie."""
+        _, _, line = lines_with(_SECTION, "--router-mode")
+        return self._frontend([*line, "--http-port", str(port)])
+
+    def start_kv_worker(self, url: str, decode_events: int) -> subprocess.Popen[bytes]:
+        """A worker that passes on what decode's cache holds."""
+        _, line, _ = lines_with(_SECTION, "--router-mode")
+        argv = _deltaserve(here(line, {"5558": decode_events}))
+        return self.start(sys.executable, *argv, "--base-url", url)
+
+    def start_kv_server(self, port: int, first_events: int) -> subprocess.Popen[bytes]:
+        """A server that tells what its caches hold: prefill's on the first port, decode's on the next."""
+        line, _, _ = lines_with(_SECTION, "--router-mode")
+        return self._server(here(line, {"MODEL": self.server.path, "5557": first_events}), port)
+
+    def _frontend(self, line: Sequence[str]) -> subprocess.Popen[bytes]:
+        require(line[0] == "python", line)
+        return self.start(sys.executable, *line[1:], "--http-host", "127.0.0.1")
+
+    def _server(self, line: Sequence[str], port: int) -> subprocess.Popen[bytes]:
+        return self.start(self.python, *_deltaserve(line), "--port", str(port))
+
+
+def _deltaserve(line: Sequence[str]) -> list[str]:
+    """The line of this program for a Python that may not have it installed."""
+    require(line[0] == "deltaserve", line)
+    return ["-m", "deltaserve.cli.main", *line[1:]]
 
 
 @contextmanager
@@ -197,25 +231,42 @@ def cached_tokens_are_told(server: Server) -> None:
 @contextmanager
 def _begun(server: Server, num_tokens: int) -> Iterator[http.client.HTTPResponse]:
     """A long completion, of which the first event has come."""
-    connection = http.client.HTTPConnection(urlsplit(server.router or "").netloc)
-    body = json.dumps(_body(server, max_tokens=num_tokens, stream=True))
-    connection.request("POST", _COMPLETIONS, body, {"Content-Type": "application/json"})
-    reply = connection.getresponse()
-    try:
+    body = _body(server, max_tokens=num_tokens, stream=True)
+    with _sent(server, body) as connection, closing(connection.getresponse()) as reply:
         require(reply.readline().startswith(b"data: "), "no event")
         yield reply
-    finally:
-        reply.close()
-        connection.close()
+
+
+@contextmanager
+def _sent(server: Server, body: Mapping[str, object]) -> Iterator[http.client.HTTPConnection]:
+    """A completion is asked for; its client has left behind this."""
+    with closing(http.client.HTTPConnection(urlsplit(server.router or "").netloc)) as connection:
+        connection.request("POST", _COMPLETIONS, json.dumps(body), {"Content-Type": "application/json"})
+        yield connection
 
 
 def a_stream_left_early_frees_the_request(server: Server) -> None:
+    """Several times: how far Dynamo is with a stream that is left differs."""
+    for _ in range(_NUM_LEAVES):
+        with _being_left(server), _begun(server, 8000):
+            until(lambda: _num_inside(server) == 1)
+
+
+def a_request_left_before_its_first_token_is_freed(server: Server) -> None:
+    for number in range(_NUM_LEAVES):
+        prompt = random.Random(number).choices(range(300, 390), k=4000)
+        with _being_left(server), _sent(server, _body(server, prompt=prompt, max_tokens=4000, stream=True)):
+            until(lambda: _num_inside(server) == 1)
+
+
+@contextmanager
+def _being_left(server: Server) -> Iterator[None]:
+    """The one request of this block ends in the server, by its client alone."""
     until(lambda: _num_inside(server) == 0)
     before = _cancelled(server)
-    with _begun(server, 8000):
-        until(lambda: _num_inside(server) == 1)
-    until(lambda: _num_inside(server) == 0)
-    require(_cancelled(server) == before + 1, _cancelled(server))
+    yield
+    until(lambda: _num_inside(server) == 0)  # a front counts how a request ended before it has room for another
+    require(_cancelled(server) == before + 1, (before, _cancelled(server)))
 
 
 def _cancelled(server: Server) -> int:
@@ -294,15 +345,13 @@ def _checks(deployment: Deployment, worker: subprocess.Popen[bytes]) -> list[Che
 
     def kv_routing_finds_the_pages(server: Server) -> None:
         apart = replace(deployment, folder=deployment.folder / "kv-routing")
-        page, port = ("--page-size", str(_PAGE)), free_port()
+        port = free_port()
         with ExitStack() as stack:
             for behind in (free_port(), free_port()):
-                events = f"tcp://127.0.0.1:{free_port()}"
-                told = ("--kv-events-config", json.dumps({"endpoint": events}))
-                stack.enter_context(ended(apart.start_server(behind, *page, *told)))
-                stack.enter_context(ended(apart.start_worker(_at(behind), "--kv-events", events, *page)))
-            flags = ("--router-mode", "kv", "--kv-cache-block-size", str(_PAGE))
-            stack.enter_context(ended(apart.start_frontend(port, *flags)))
+                events = two_free_ports()
+                stack.enter_context(ended(apart.start_kv_server(behind, events)))
+                stack.enter_context(ended(apart.start_kv_worker(_at(behind), events + 1)))
+            stack.enter_context(ended(apart.start_kv_frontend(port)))
             until(lambda: len(_asked_workers(server, port)) == 2)
             for number in range(6):
                 until(partial(_is_believed, server, port, number))  # events are told ten times a second
@@ -311,7 +360,8 @@ def _checks(deployment: Deployment, worker: subprocess.Popen[bytes]) -> list[Che
 
     plain: list[Check] = [models, chat, chat_stream, chat_ends_by_itself, completion_of_ids, completion_stream]
     plain += [a_seed_and_logprobs, a_stop_string, structured_output, cached_tokens_are_told]
-    plain += [a_stream_left_early_frees_the_request, what_cannot_be_is_refused]
+    plain += [a_stream_left_early_frees_the_request, a_request_left_before_its_first_token_is_freed]
+    plain += [what_cannot_be_is_refused]
     plain += [a_worker_that_is_told_to_end_ends_its_streams, a_killed_worker_and_its_restart]
     return [*plain, a_server_that_goes_and_comes_back, kv_routing_finds_the_pages]
 

@@ -6,7 +6,7 @@ The contract is version 1.6's, which its own documentation calls one that may ch
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from types import FrameType
 from typing import Any
@@ -23,6 +23,7 @@ from dynamo.llm.exceptions import (
 )
 
 from deltaserve.commands.dynamo.asked_server import AskedServer, HttpRefusal, ServerAway
+from deltaserve.commands.dynamo.open_answers import OpenAnswers
 from deltaserve.commands.dynamo.translation import (
     BrokenStream,
     Chunks,
@@ -47,9 +48,7 @@ class ServerEngine(LLMEngine):  # type: ignore[misc]
         """Why the server is taken for lost, once it is."""
         self._server, self._facts, self._options = server, facts, options
         self._watch: asyncio.Task[None] | None = None
-        self._num_inside = 0
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
+        self._answers = OpenAnswers[Json]()
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> Any:
@@ -68,11 +67,9 @@ class ServerEngine(LLMEngine):  # type: ignore[misc]
         )
 
     async def generate(self, request: Json, context: Any) -> AsyncIterator[Json]:
-        """Dynamo's chunks. Left early, it ends the request at the server."""
-        self._num_inside += 1
-        self._is_idle.clear()
+        """Dynamo's chunks, up to `abort`."""
         try:
-            async for chunk in self._chunks(request):
+            async for chunk in self._answers.read(context.id(), self._chunks(request)):
                 yield chunk
         except NotSupported as error:
             raise InvalidArgument(str(error)) from error
@@ -82,12 +79,12 @@ class ServerEngine(LLMEngine):  # type: ignore[misc]
             raise CannotConnect(str(error)) from error
         except BrokenStream as error:
             raise Disconnected(str(error)) from error
-        finally:
-            self._num_inside -= 1
-            if not self._num_inside:
-                self._is_idle.set()
 
-    async def _chunks(self, request: Json) -> AsyncIterator[Json]:
+    async def abort(self, context: Any) -> None:
+        """Nobody waits for the answer: the request ends at the server, too. Dynamo may drop the iterator much later."""
+        await self._answers.end(context.id())
+
+    async def _chunks(self, request: Json) -> AsyncGenerator[Json, None]:
         body = body_of(request, self._facts)
         chunks = Chunks(tells_alternatives=bool(body.get("logprobs")))
         async with aclosing(self._server.stream(body)) as events:
@@ -108,7 +105,7 @@ class ServerEngine(LLMEngine):  # type: ignore[misc]
         if self.gone is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._options.grace_s):
-                    await self._is_idle.wait()
+                    await self._answers.wait_idle()
         await self._server.close()
 
     async def _end_without_server(self) -> None:

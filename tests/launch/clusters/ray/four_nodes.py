@@ -1,5 +1,5 @@
 """`python -m tests.launch.clusters.ray.four_nodes NETWORK`: a Ray cluster of four nodes on this machine, each with an
-address of its own in NETWORK (`127.x.y`) and one CPU, until stdin ends. The first line of stdout says where it is."""
+address of its own in NETWORK (`127.x.y`) and two CPUs, until stdin ends. The first line of stdout says where it is."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from ray.cluster_utils import Cluster
 
 NUM_NODES = 4
 _MOST_STARTS = 5
-_NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+_NODE = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False}
 
 
 def main(network: str) -> None:

@@ -1,14 +1,15 @@
 """`serve --cluster ray` on four nodes: answers are right, a lost node's worker comes up on another one while streams go
 on, nothing of its old boot is believed, and nothing is left in the end.
 
-Each node has an address of its own on this machine. Ray is in no environment that other tests use: scripts/test-ray.
+Each node has an address of its own on this machine. Servers are started by the line of docs/deploy.md, with other
+addresses, ports, paths and sizes; that the page's `ray start` leads to such a cluster is test_ray_recipe's. Ray is in
+no environment that other tests use: scripts/test-ray.
 """
 
 import importlib
 import json
 import os
 import re
-import secrets
 import subprocess
 import sys
 import time
@@ -20,13 +21,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
 
+import httpx
 import psutil
 import pytest
 
 from deltaserve.core.errors import ConfigError
-from tests.e2e.questions import RECALL_MODEL, AskedDocument, ask_about
-from tests.e2e.server import ROOT, Api, Json, Process, wait_until
+from tests.e2e.questions import AskedDocument, ask_about
+from tests.e2e.server import ROOT, wait_until
 from tests.e2e.test_deaths import stream_tokens
+from tests.launch.clusters.ray.page_server import HOST, NETWORK, PageServer, Stand
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
@@ -34,6 +37,9 @@ pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not ins
 
 NUM_USERS = 3
 ANSWER_LEN = 24
+LOOPBACK = "127.0.0.0/8"
+WORKERS = ("prefill-0", "decode-0", "decode-1")
+"""As many as on the page."""
 FLAGS = ("--page-size", "16", "--num-pages", "1024", "--num-threads", "1", "--verify", "crc")
 
 
@@ -98,38 +104,22 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
-class OnNodes(Process, Api):
+class OnNodes(PageServer):
     """`serve --cluster ray`."""
 
     def __init__(self, folder: Path, nodes: Nodes, *flags: str) -> None:
-        key = folder / "cluster.key"
-        key.touch(mode=0o600)
-        key.write_text(secrets.token_urlsafe(48))
         self.log_dir = folder / "logs"
-        port = free_port()
-        Api.__init__(self, f"http://127.0.0.1:{port}", RECALL_MODEL.name)
-        place = ("--cluster", "ray", "--address", nodes.address, "--cluster-key-file", str(key), "--port", str(port))
+        stand = Stand(nodes.head, free_port(), (), httpx.HTTPTransport)
+        own = ("--address", nodes.address, "--port", str(stand.port), "--log-dir", str(self.log_dir))
         self._begun = time.monotonic()
-        Process.__init__(
-            self, folder / "run", "serve", str(RECALL_MODEL), *place, "--log-dir", str(self.log_dir), *FLAGS, *flags
-        )
+        super().__init__(folder, stand, {NETWORK: LOOPBACK, HOST: nodes.head}, *own, *FLAGS, *flags)
 
-    def wait_ready(self, *names: str) -> float:
-        """Until requests are taken and all these workers serve; seconds since the start."""
+    def wait_ready(self) -> float:
+        """Until requests are taken and all workers serve; seconds since the start."""
         wait_until(self.is_ready, "readiness", self)
-        for name in names:
+        for name in WORKERS:
             wait_until(lambda name=name: self.is_used(name), f"{name} to be used", self)  # type: ignore[misc]
         return time.monotonic() - self._begun
-
-    def worker(self, name: str) -> Json:
-        return self.workers().get(name, {})
-
-    def is_used(self, name: str) -> bool:
-        worker = self.worker(name)
-        return worker.get("state") == "ready" and worker["status"] is not None
-
-    def host(self, name: str) -> str:
-        return re.sub(r"tcp://(.+):\d+", r"\1", self.worker(name)["url"])
 
     def boots(self, name: str) -> list[int]:
         """Boots of a worker, in the order of its starts."""
@@ -180,11 +170,11 @@ class Users:
 def test_a_lost_node_is_replaced_while_streams_go_on(nodes: Nodes, folder: Path) -> None:
     """What it took is printed, and nobody judges it: scripts/test-ray shows it."""
     asked = ask_about(num_documents=6, num_questions=2, answer_len=ANSWER_LEN, seed=5)
-    server = OnNodes(folder, nodes, "--prefill", "1", "--decode", "2")
+    server = OnNodes(folder, nodes)
     try:
         with ThreadPoolExecutor(NUM_USERS) as pool:
-            start_s = server.wait_ready("prefill-0", "decode-0", "decode-1")
-            hosts = {name: server.host(name) for name in ("prefill-0", "decode-0", "decode-1")}
+            start_s = server.wait_ready()
+            hosts = {name: server.node(name) for name in WORKERS}
             assert len(set(hosts.values())) == 3, "each worker on a node of its own"
             nodes.look()
             users = Users(server, asked, pool)
@@ -205,7 +195,7 @@ def test_a_lost_node_is_replaced_while_streams_go_on(nodes: Nodes, folder: Path)
             assert server.worker(victim)["resident_keys"] == 0, "what the old boot held is forgotten"
             wait_until(lambda: server.is_used(victim), "a replacement", server)
             replaced_s = time.monotonic() - lost
-            assert server.host(victim) not in (hosts["prefill-0"], hosts[victim])
+            assert server.node(victim) not in (hosts["prefill-0"], hosts[victim])
             assert server.worker(victim)["resident_keys"] == 0
             old, new = server.boots(victim)
             assert new > old
@@ -223,20 +213,18 @@ def test_a_lost_node_is_replaced_while_streams_go_on(nodes: Nodes, folder: Path)
         error.add_note(server.tail())
         raise
     finally:
-        server.http.close()
-        server.kill()
+        server.close()
 
 
 def test_workers_end_with_the_command_that_started_them(nodes: Nodes, folder: Path) -> None:
     server = OnNodes(folder, nodes)
     try:
-        server.wait_ready("prefill-0", "decode-0")
-        assert len(nodes.workers()) == 2
+        server.wait_ready()
+        assert len(nodes.workers()) >= len(WORKERS)
         server.kill()
         wait_until(lambda: nodes.workers() == [], "the end of the workers")
     finally:
-        server.http.close()
-        server.kill()
+        server.close()
 
 
 def test_what_no_node_can_run_ends_the_server(nodes: Nodes, folder: Path) -> None:
@@ -247,8 +235,7 @@ def test_what_no_node_can_run_ends_the_server(nodes: Nodes, folder: Path) -> Non
         assert "context" in server.log()
         wait_until(lambda: nodes.workers() == [], "the end of the workers")
     finally:
-        server.http.close()
-        server.kill()
+        server.close()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "local", ":", "127.0.0.1:99999"])
@@ -264,5 +251,4 @@ def test_gpus_that_no_node_has_are_refused(nodes: Nodes, folder: Path) -> None:
         assert server.popen.wait(PATIENCE_S) == 2, server.tail()
         assert "--device cuda: no node of the cluster has a GPU to give" in server.log()
     finally:
-        server.http.close()
-        server.kill()
+        server.close()
