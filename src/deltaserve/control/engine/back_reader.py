@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 from deltaserve.control.engine.api import Event, InstanceConfig
 from deltaserve.control.engine.back_price import BackPrice, WaySize
-from deltaserve.control.engine.checks import refuse_offer, refuse_write_back
+from deltaserve.control.engine.checks import refuse_write_back
 from deltaserve.control.engine.meter import Meter
 from deltaserve.control.engine.open_tickets import OpenTickets, grant_of
+from deltaserve.control.engine.outflow import Outflow
 from deltaserve.control.engine.parts import Parts, facts_of
 from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.turn import EngineTurn
@@ -28,7 +29,7 @@ from deltaserve.control.sched.request import Request
 from deltaserve.control.transfer.commands import Landed, PagesVerified, PeerFenced, TransferReport
 from deltaserve.control.transfer.receiver import Heard, Receiver, Ticket
 from deltaserve.core.ids import Attempt, Namespace, PeerName, Room
-from deltaserve.core.keys import extend_keys, key_at, num_keys
+from deltaserve.core.keys import KEY_BYTES, extend_keys, key_at, num_keys
 from deltaserve.core.tokens import TOKEN_BYTES, token_len
 from deltaserve.core.wire.messages import Drained, Draining, Failed, Message, Offer, WriteBack
 
@@ -83,13 +84,14 @@ class BackReader:
     """All write backs to this worker that are under way. Whoever is returned has to be fenced."""
 
     def __init__(
-        self, config: InstanceConfig, parts: Parts, links: PeerLinks, receiver: Receiver, meter: Meter
+        self, config: InstanceConfig, parts: Parts, links: PeerLinks, receiver: Receiver, outflow: Outflow, meter: Meter
     ) -> None:
-        """`meter`: tells what this worker computes in a second."""
+        """`outflow`: has the prompts that were offered. `meter`: tells what this worker computes in a second."""
         self._config = config
         self._parts = parts
         self._links = links
         self._receiver = receiver
+        self._outflow = outflow
         self._meter = meter
         self._price = BackPrice()
         self._cache = parts.cache
@@ -139,7 +141,9 @@ class BackReader:
     def _on_write_back(self, peer: Peer, told: WriteBack, turn: EngineTurn) -> None:
         if not self._may_take(peer, Room(told.room), turn) or refuse_write_back(self._config, told) is not None:
             return
-        path = self._path(Room(told.room), Attempt(told.attempt), Namespace(told.namespace), told.tokens)
+        namespace = Namespace(told.namespace)
+        keys = extend_keys(self._config.seed_of(namespace), told.tokens, self._cache.page_size)
+        path = _Path(Room(told.room), Attempt(told.attempt), namespace, told.tokens, keys)
         missing = self._missing(path)
         if not missing:
             return
@@ -152,11 +156,13 @@ class BackReader:
     def _on_offer(self, peer: Peer, offer: Offer, turn: EngineTurn) -> None:
         """A prompt is to be computed that begins with pages of decode's tree: they are pulled where they are here
         before they are computed."""
-        page_bytes = self._config.cache.page_size * TOKEN_BYTES
-        tokens = offer.prompt[: max(0, offer.held_len) * TOKEN_BYTES // page_bytes * page_bytes]
-        if not tokens or not self._may_take(peer, Room(offer.room), turn) or refuse_offer(self._config, offer):
+        room, attempt, num_pages = Room(offer.room), Attempt(offer.attempt), offer.held_len // self._cache.page_size
+        request = self._outflow.waiting_request(peer.name, room, attempt) if num_pages > 0 else None
+        if request is None or not self._may_take(peer, room, turn):
             return
-        path = self._path(Room(offer.room), Attempt(offer.attempt), Namespace(offer.namespace), tokens)
+        tokens = offer.prompt[: num_pages * self._cache.page_size * TOKEN_BYTES]
+        keys = bytes(request.keys[: num_pages * KEY_BYTES])
+        path = _Path(room, attempt, request.namespace, tokens, keys)
         missing = self._missing(path)
         if missing and self._price.is_sooner(self._size(missing), self._meter.prefill_tokens_per_s):
             self._num_pulls += self._ask(peer, path, missing, turn)
@@ -169,10 +175,6 @@ class BackReader:
         if len(of_peer) >= _MAX_AT_ONCE or any(fill.room == room for fill in of_peer):
             return False
         return peer.hello is not None and may_write_back(peer.hello.facts, self._facts)
-
-    def _path(self, room: Room, attempt: Attempt, namespace: Namespace, tokens: bytes) -> _Path:
-        keys = extend_keys(self._config.seed_of(namespace), tokens, self._config.cache.page_size)
-        return _Path(room, attempt, namespace, tokens, keys)
 
     def _missing(self, path: _Path) -> list[range]:
         """Page indexes of a path, per pool, that are to be written: none where this tree has them, they are on their

@@ -118,15 +118,15 @@ class BackWriter:
         is_kept = self._config.options.writes_back and self._parts.scheduler.running.shares_prompt(room.request)
         return is_kept and named is not None and self._facts_of(PeerName(named.name)) is not None
 
-    def offered(self, room: DecodeRoom, name: PeerName, turn: EngineTurn) -> int:
-        """A prompt is about to be offered to a prefill worker: how many of its tokens that may ask for."""
+    def offered(self, room: DecodeRoom, name: PeerName, matched_len: int, turn: EngineTurn) -> int:
+        """A prompt is about to be offered to a prefill worker: how many of its tokens that may ask for, of so many that
+        this tree has."""
         facts = self._facts_of(name)
         if facts is None or turn.is_draining or not self.may_be_asked(room):
             return 0
         whole, request = lcm(facts.page_size, self._config.cache.page_size), room.request
-        match = self._parts.cache.match(request.namespace, request.tokens, request.keys)
-        num_tokens = self._reach(request, match.num_tokens // whole * whole) // whole * whole
-        if num_tokens:
+        num_tokens = matched_len // whole * whole
+        if num_tokens and (num_tokens := self._reach(request, num_tokens) // whole * whole):
             self._keep(name, room, num_tokens, turn)
         return num_tokens
 

@@ -148,7 +148,7 @@ class EngineCore:
         self.outflow = Outflow(config, self.parts, self.links, self._meter)
         back_writer = BackWriter(config, self.parts, self.links, self.outflow)
         self.serving: Serving = Serving(config, self.parts, self.links, receiver, back_writer)
-        self.back_reader = BackReader(config, self.parts, self.links, receiver, self._meter)
+        self.back_reader = BackReader(config, self.parts, self.links, receiver, self.outflow, self._meter)
         self._serves, self._writes = config.role in SERVES, config.role in WRITES
         self._is_draining = False
         """Nothing new is taken: to end, or to take up another role."""

@@ -81,6 +81,12 @@ class Outflow:
         """The requests of all rooms."""
         return list(self._by_request)
 
+    def waiting_request(self, peer: PeerName, room: Room, attempt: Attempt) -> Request | None:
+        """The request of an attempt that waits to be computed."""
+        known = self.rooms.get((peer, room))
+        is_asked = known is not None and known.attempt == attempt and known.state is PrefillState.QUEUED
+        return known.request if known is not None and is_asked else None
+
     def waiting(self) -> list[Request]:
         """The requests of rooms whose prompt is not computed yet."""
         return [r.request for r in self.rooms.values() if r.state in (PrefillState.QUEUED, PrefillState.COMPUTING)]

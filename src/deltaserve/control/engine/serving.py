@@ -139,7 +139,7 @@ class Serving:
             return
         room.attempt = Attempt(room.attempt + 1)
         room.move(DecodeEvent.OFFER)
-        self._offer(room, PeerName(prefill.name), turn)
+        self._offer(room, PeerName(prefill.name), match.num_tokens, turn)
 
     def started(self, request: Request, now: float) -> None:
         """The room's request was admitted to a row."""
@@ -248,11 +248,16 @@ class Serving:
             self._compute_here(room)
         else:
             self.links.on_prefill(front, submit.prefill, turn)
-            self._offer(room, PeerName(submit.prefill.name), turn)
+            missing = None if room.weighing is None else room.weighing.missing_len
+            held_len = self._matched_len(room.request) if missing is None else room.request.num_tokens - missing
+            self._offer(room, PeerName(submit.prefill.name), held_len, turn)
 
-    def _offer(self, room: DecodeRoom, prefill: PeerName, turn: EngineTurn) -> None:
-        """Have prefill compute the prompt; it may ask for what is held here before."""
-        room.held_len = self.back.offered(room, prefill, turn)
+    def _matched_len(self, request: Request) -> int:
+        return self.parts.cache.match(request.namespace, request.tokens, request.keys).num_tokens
+
+    def _offer(self, room: DecodeRoom, prefill: PeerName, matched_len: int, turn: EngineTurn) -> None:
+        """Have prefill compute the prompt. It may ask for what is held here before: `matched_len` tokens at most."""
+        room.held_len = self.back.offered(room, prefill, matched_len, turn)
         self.intake.offer(room, prefill, turn)
 
     def _answer(self, request: Request) -> HintAnswer | None:
