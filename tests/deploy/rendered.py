@@ -48,9 +48,9 @@ class Helm:
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([str(self.program), *argv], capture_output=True, text=True, check=False)
 
-    def template(self, *argv: str) -> list[Json]:
-        """Every object of the chart, as release `r` in the namespace `prod`."""
-        done = self.run("template", "r", str(CHART), "--namespace", "prod", *argv)
+    def template(self, *argv: str, release: str = "r") -> list[Json]:
+        """Every object of the chart, as a release in the namespace `prod`."""
+        done = self.run("template", release, str(CHART), "--namespace", "prod", *argv)
         assert done.returncode == 0, done.stderr
         return [each for each in yaml.safe_load_all(done.stdout) if each]
 
@@ -75,14 +75,41 @@ def named(objects: Sequence[Json], kind: str, name: str) -> Json:
 
 
 def pods(objects: Sequence[Json]) -> Iterator[tuple[str, Json]]:
-    """Component |-> pod template of every workload, of which a LeaderWorkerSet has two."""
+    """Component |-> pod template of every workload, of which a LeaderWorkerSet may have two."""
     for kind in ("StatefulSet", "Deployment"):
         for each in of_kind(objects, kind):
-            yield each["metadata"]["labels"]["app.kubernetes.io/component"], each["spec"]["template"]
+            yield component_of(each), each["spec"]["template"]
+    for spec in specs_of_groups(objects):
+        for template in templates_of_groups(spec):
+            yield component_of(template), template
+
+
+def component_of(each: Json) -> str:
+    return str(each["metadata"]["labels"]["app.kubernetes.io/component"])
+
+
+def specs_of_groups(objects: Sequence[Json]) -> Iterator[Json]:
+    """What LeaderWorkerSets are told, those that a DisaggregatedSet's controller makes for its roles among them."""
     for each in of_kind(objects, "LeaderWorkerSet"):
-        for name in ("leaderTemplate", "workerTemplate"):
-            template = each["spec"]["leaderWorkerTemplate"][name]
-            yield template["metadata"]["labels"]["app.kubernetes.io/component"], template
+        yield each["spec"]
+    for each in of_kind(objects, "DisaggregatedSet"):
+        for role in each["spec"]["roles"]:
+            yield role["spec"]
+
+
+def templates_of_groups(spec: Json) -> list[Json]:
+    """Pod templates of a LeaderWorkerSet: the leader's first, where it has one of its own."""
+    template = spec["leaderWorkerTemplate"]
+    return [template[name] for name in ("leaderTemplate", "workerTemplate") if name in template]
+
+
+def replicas(objects: Sequence[Json]) -> dict[str, int]:
+    """Component |-> how many there are of it to begin with."""
+    kinds = ("StatefulSet", "Deployment")
+    found = {component_of(each): int(each["spec"]["replicas"]) for kind in kinds for each in of_kind(objects, kind)}
+    for spec in specs_of_groups(objects):
+        found[component_of(templates_of_groups(spec)[0])] = int(spec["replicas"])
+    return found
 
 
 def containers(objects: Sequence[Json]) -> dict[str, Json]:

@@ -21,19 +21,24 @@ from tests.deploy.rendered import (
     Helm,
     Json,
     case,
+    component_of,
     containers,
     flag,
     named,
     of_kind,
     pods,
+    replicas,
     selects,
     set_all,
+    specs_of_groups,
+    templates_of_groups,
 )
 from tests.deploy.running import MODEL, Release, make_keys, running
 from tests.ports import free_ports
 
 TWO_NODES = "1p1d-two-nodes"
-CASES = ("1p1d", "3p1d-tp4", "routers", TWO_NODES)
+ONE_SET = "disaggregated-set"
+CASES = ("1p1d", "3p1d-tp4", "routers", TWO_NODES, ONE_SET)
 PARTS = ("prefill", "decode", "router")
 NODES = ("prefill-node", "decode-node")
 """Further nodes, of workers that have any."""
@@ -89,10 +94,10 @@ def test_every_object_fits_the_schemas_of_kubernetes(helm: Helm, name: str, tmp_
         )
     file = tmp_path / "objects.yaml"
     objects = helm.template("--values", str(case(name)))
-    known = [each for each in objects if each["kind"] not in ("ServiceMonitor", "LeaderWorkerSet")]
-    for each in of_kind(objects, "LeaderWorkerSet"):
-        template = each["spec"]["leaderWorkerTemplate"]
-        known += [as_pod_template(template[which]) for which in ("leaderTemplate", "workerTemplate")]
+    others = ("ServiceMonitor", "LeaderWorkerSet", "DisaggregatedSet")
+    known = [each for each in objects if each["kind"] not in others]
+    for spec in specs_of_groups(objects):
+        known += [as_pod_template(template) for template in templates_of_groups(spec)]
     file.write_text(yaml.safe_dump_all(known))
     command = [sys.executable, "-W", "ignore", "-m", "kubernetes_validate", "--strict", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -191,6 +196,7 @@ def check_router_ports(objects: Objects, settings: Settings) -> None:
         ("3p1d-tp4", {"prefill": (3, 4), "decode": (1, 4), "router": (1, 1)}),
         ("routers", {"prefill": (1, 1), "decode": (2, 1), "router": (3, 2)}),
         (TWO_NODES, {"prefill": (1, 4), "decode": (1, 2), "router": (1, 1)}),
+        (ONE_SET, {"prefill": (3, 1), "decode": (1, 2), "router": (1, 1)}),
     ],
 )
 def test_it_has_the_shape_that_was_asked_for(
@@ -198,17 +204,11 @@ def test_it_has_the_shape_that_was_asked_for(
 ) -> None:
     """Part |-> replicas, and ranks of a worker or fronts of a router."""
     objects = rendered[name]
-    kinds = ("StatefulSet", "LeaderWorkerSet", "Deployment")
-    sets = {component_of(each): each for kind in kinds for each in of_kind(objects, kind)}
     found = {}
-    for part in sets:
+    for part, count in replicas(objects).items():
         word = "--fronts" if part == "router" else "--tp-size"
-        found[part] = (sets[part]["spec"]["replicas"], int(flag(containers(objects)[part]["args"], word)))
+        found[part] = (count, int(flag(containers(objects)[part]["args"], word)))
     assert found == shape
-
-
-def component_of(each: Json) -> str:
-    return str(each["metadata"]["labels"]["app.kubernetes.io/component"])
 
 
 def test_a_worker_on_gpus_has_one_for_each_rank(rendered: dict[str, Objects]) -> None:
@@ -297,7 +297,7 @@ def test_nodes_of_a_worker_reach_each_other_and_pages_reach_them(rendered: dict[
         assert "ports" not in each_other
         check_from(each_other, nodes, objects)
         assert theirs == pages
-    for name in {*CASES} - {TWO_NODES}:
+    for name in {*CASES} - {TWO_NODES, ONE_SET}:
         assert len(of_kind(rendered[name], "NetworkPolicy")) == 2
 
 

@@ -127,8 +127,9 @@ lifecycle:
 {{- end }}
 {{- end }}
 
-{{/* What one role's workers are in, and its headless service. Called with {root, part, role}. */}}
-{{- define "deltaserve.worker" -}}
+{{/* The headless service by which routers find one role's workers, whatever makes their pods: it selects by labels that
+the chart gives them, never by names. Called with {root, part, role}. */}}
+{{- define "deltaserve.workerService" -}}
 {{- $name := printf "%s-%s" (include "deltaserve.fullname" .root) .role -}}
 {{- $values := .root.Values -}}
 apiVersion: v1
@@ -152,8 +153,6 @@ spec:
     - name: links
       port: {{ $values.links.port }}
       targetPort: links
----
-{{ include (gt (int .part.nodes) 1 | ternary "deltaserve.workersOfNodes" "deltaserve.workersOfOne") . }}
 {{- end }}
 
 {{/* Workers whose ranks are all in one pod. */}}
@@ -186,8 +185,9 @@ That is a name below the headless service that it makes, with the set's own name
 there already, such as the workers' own, it would make none. */}}
 {{- define "deltaserve.workersOfNodes" -}}
 {{- $name := printf "%s-%s-nodes" (include "deltaserve.fullname" .root) .role -}}
-{{- include "deltaserve.checkNodes" (dict "root" .root "part" .part "role" .role "name" $name) -}}
-{{- $further := set (deepCopy .part) "preStopSeconds" 0 -}}{{/* it drains nothing */}}
+{{- if gt (len $name) 49 }}{{/* its StatefulSets add a number to it, and names of these are at most 52 long */}}
+{{- fail (printf "%s.nodes %v: the name %s has %d characters, 49 at most are usable; shorten the release's" .role .part.nodes $name (len $name)) }}
+{{- end -}}
 apiVersion: leaderworkerset.x-k8s.io/v1
 kind: LeaderWorkerSet
 metadata:
@@ -196,22 +196,81 @@ metadata:
     {{- include "deltaserve.labels" .root | nindent 4 }}
     app.kubernetes.io/component: {{ .role }}
 spec:
-  replicas: {{ .part.replicas }}
-  startupPolicy: LeaderCreated # node 0 is ready when all others have loaded their parts
-  leaderWorkerTemplate:
-    size: {{ .part.nodes }}
-    # Nodes that miss another find each other again by themselves: node 0 ends, and the kubelet starts its container
-    # again; further nodes end their ranks and join it anew. To delete the group's pods for that would take longer.
-    restartPolicy: None
-    leaderTemplate:
-      {{- include "deltaserve.workerPod" (dict "root" .root "part" .part "role" .role "component" .role) | nindent 6 }}
-    workerTemplate:
-      {{- include "deltaserve.workerPod" (dict "root" .root "part" $further "role" .role "component" (printf "%s-node" .role)) | nindent 6 }}
+  {{- include "deltaserve.groups" . | nindent 2 }}
 {{- end }}
 
-{{/* What workers on several nodes cannot be told. Called with {root, part, role, name}. */}}
+{{/* The spec of a LeaderWorkerSet, of which each group is a worker. Called with {root, part, role}. */}}
+{{- define "deltaserve.groups" -}}
+{{- include "deltaserve.checkNodes" . -}}
+{{- $worker := dict "root" .root "part" .part "role" .role "component" .role -}}
+replicas: {{ .part.replicas }}
+startupPolicy: LeaderCreated # node 0 is ready when all others have loaded their parts
+leaderWorkerTemplate:
+  size: {{ .part.nodes }}
+  # Nodes that miss another find each other again by themselves: node 0 ends, and the kubelet starts its container
+  # again; further nodes end their ranks and join it anew. To delete the group's pods for that would take longer.
+  restartPolicy: None
+  {{- if gt (int .part.nodes) 1 }}
+  {{- $further := set (deepCopy .part) "preStopSeconds" 0 }}{{/* it drains nothing */}}
+  leaderTemplate:
+    {{- include "deltaserve.workerPod" $worker | nindent 4 }}
+  workerTemplate:
+    {{- include "deltaserve.workerPod" (dict "root" .root "part" $further "role" .role "component" (printf "%s-node" .role)) | nindent 4 }}
+  {{- else }}
+  workerTemplate: # of the leader too, which is the whole group
+    {{- include "deltaserve.workerPod" $worker | nindent 4 }}
+  {{- end }}
+{{- end }}
+
+{{/* Prefill and decode as roles of one object of github.com/kubernetes-sigs/lws, 0.9 or newer. For each role and each
+revision of the pods its controller makes a LeaderWorkerSet NAME-0-REVISION-ROLE (its pkg/utils/disaggregatedset/
+utils.go); the pods keep the chart's labels beside those that it adds (pkg/controllers/disaggregatedset/
+lws_manager.go), so the services, budgets and policies of the chart find them. The services that it makes itself have
+the revision in their names, and newer ones make none: nothing uses them. */}}
+{{- define "deltaserve.disaggregatedSet" -}}
+{{- $name := include "deltaserve.fullname" . -}}
+{{- $rollout := .Values.disaggregatedSet -}}
+{{- include "deltaserve.checkDisaggregatedSet" (dict "values" .Values "name" $name) -}}
+apiVersion: disaggregatedset.x-k8s.io/v1
+kind: DisaggregatedSet
+metadata:
+  name: {{ $name }}
+  labels:
+    {{- include "deltaserve.labels" . | nindent 4 }}
+spec:
+  roles:
+    {{- range $role := list "prefill" "decode" }}
+    - name: {{ $role }}
+      spec:
+        rolloutStrategy: # left out, the controller would take a surge of 1, for which clusters need spare GPUs
+          type: RollingUpdate
+          rollingUpdateConfiguration:
+            maxSurge: {{ $rollout.maxSurge }}
+            maxUnavailable: {{ $rollout.maxUnavailable }}
+        {{- include "deltaserve.groups" (dict "root" $ "part" (index $.Values $role) "role" $role) | nindent 8 }}
+    {{- end }}
+{{- end }}
+
+{{/* What a DisaggregatedSet cannot be told: its webhook and its CRD would refuse it, or its pods. Called with {values,
+name}. */}}
+{{- define "deltaserve.checkDisaggregatedSet" -}}
+{{- $prefill := int .values.prefill.replicas -}}
+{{- $decode := int .values.decode.replicas -}}
+{{- if and (or $prefill $decode) (not (and $prefill $decode)) }}
+{{- fail (printf "disaggregatedSet.enabled with prefill.replicas %d and decode.replicas %d: either both roles have workers or neither has" $prefill $decode) }}
+{{- end }}
+{{- if not (or (int .values.disaggregatedSet.maxSurge) (int .values.disaggregatedSet.maxUnavailable)) }}
+{{- fail "disaggregatedSet.maxSurge and disaggregatedSet.maxUnavailable are both 0: a rollout could replace no worker" }}
+{{- end }}
+{{- if gt (len .name) 30 }}{{/* 19 more name a LeaderWorkerSet, 3 more the StatefulSet of a group, of 52 at most */}}
+{{- fail (printf "disaggregatedSet.enabled: the name %s has %d characters, 30 at most are usable; shorten the release's" .name (len .name)) }}
+{{- end }}
+{{- end }}
+
+{{/* What workers on several nodes cannot be told. Called with {root, part, role}. */}}
 {{- define "deltaserve.checkNodes" -}}
 {{- $nodes := int .part.nodes -}}
+{{- if gt $nodes 1 }}
 {{- if mod (int .part.tpSize) $nodes }}
 {{- fail (printf "%s.nodes %d: must divide %s.tpSize, %v ranks, which are shared out equally" .role $nodes .role .part.tpSize) }}
 {{- end }}
@@ -221,8 +280,6 @@ spec:
 {{- if .root.Values.transfers.network }}
 {{- fail (printf "%s.nodes %d: nodes find each other at their pods' own addresses; leave transfers.network out" .role $nodes) }}
 {{- end }}
-{{- if gt (len .name) 49 }}{{/* its StatefulSets add a number to it, and names of these are at most 52 long */}}
-{{- fail (printf "%s.nodes %d: the name %s has %d characters, 49 at most are usable; shorten the release's" .role $nodes .name (len .name)) }}
 {{- end }}
 {{- end }}
 
