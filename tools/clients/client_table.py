@@ -1,10 +1,10 @@
 """Runs the checks of unmodified clients against a server, and writes docs/clients.md.
 
-    python -m tools.clients.client_table [NAME ...] [--folder FOLDER] [--port PORT] [--print]
+    python -m tools.clients.client_table [NAME ...] [--folder FOLDER] [--port PORT] [--print] [--where-installable]
 
 Each client gets an environment of its own under FOLDER (kept: the next run has it at once), with the newest version
 that the package index has. With names only those clients run, and the rows of the others stay as they are. A client
-whose program the system lacks (npm, Chromium) is left out.
+whose program the system lacks (npm, Chromium) is left out, and with --where-installable one that cannot be installed.
 """
 
 import argparse
@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "deltaserve-clients")
     parser.add_argument("--port", type=int, default=30099)
     parser.add_argument("--print", action="store_true", help="write nothing")
+    parser.add_argument("--where-installable", action="store_true", help="what cannot be installed is no failure")
     arguments = parser.parse_args()
     unknown = set(arguments.names) - CLIENTS.keys()
     if unknown:
@@ -41,7 +42,11 @@ def main() -> int:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     chosen = [Environment(name, CLIENTS[name], arguments.folder / name) for name in arguments.names or CLIENTS]
     rows: list[Row] = []
-    for row in _rows(list(_present(chosen)), Place(arguments.port, arguments.port + 2), arguments.folder):
+    chosen = list(_present(chosen))
+    failed = list(_not_installed(chosen))
+    rows += [] if arguments.where_installable else failed
+    installed = [environment for environment in chosen if environment.name not in {row.client for row in failed}]
+    for row in _rows(installed, Place(arguments.port, arguments.port + 2), arguments.folder):
         print(row, flush=True)
         rows.append(row)
     if not arguments.print:
@@ -59,16 +64,20 @@ def _present(chosen: Iterable[Environment]) -> Iterator[Environment]:
             print(f"{environment.name} is left out: there is no {missing}", flush=True)
 
 
-def _rows(chosen: list[Environment], place: Place, folder: Path) -> Iterator[Row]:
-    """Everything is installed first; then one server after the other is there for its clients."""
-    installed = []
+def _not_installed(chosen: Iterable[Environment]) -> Iterator[Row]:
+    """Install each; rows of those with which that fails."""
     for environment in chosen:
         print(f"installing {environment.name}", flush=True)
         try:
             environment.install()
-            installed.append(environment)
         except subprocess.CalledProcessError as error:
-            yield _row(environment, "none", ["install"], [("install", f"exit code {error.returncode}")])
+            row = _row(environment, "none", ["install"], [("install", f"exit code {error.returncode}")])
+            print(row, flush=True)
+            yield row
+
+
+def _rows(installed: list[Environment], place: Place, folder: Path) -> Iterator[Row]:
+    """One server after the other is there for its clients."""
     for served in Served:
         clients = [environment for environment in installed if environment.client.model is served]
         if clients:
