@@ -1,10 +1,12 @@
 """A request's way as spans: parts lie in what they are parts of, whatever times were reported."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaserve.core.wire.messages import Usage
+from deltaserve.core.wire.messages import Usage, Weighed
 from deltaserve.server.spans import SampleTimes, TimedSpan, request_span
+from deltaserve.server.usage import timings
 
 _USAGE = Usage(
     prompt_len=100,
@@ -42,6 +44,24 @@ def test_the_parts_of_a_request() -> None:
     assert span.attributes["gen_ai.usage.cache_read.input_tokens"] == 80
     assert span.attributes["gen_ai.server.time_to_first_token"] == 4.0
     assert span.inside[2].inside[0].attributes["deltaserve.transferred_bytes"] == 4096
+
+
+def test_what_decided_which_side_computes_is_told() -> None:
+    weighed = Weighed(
+        missing_len=20,
+        backlog_len=1,
+        num_rows=2,
+        local_wait_len=84,
+        prefill_wait_len=40,
+        pull_wait_len=30,
+        is_near=False,
+    )
+    usage = msgspec.structs.replace(_USAGE, weighed=weighed)
+    of_prefill = _span(SampleTimes(0, 100, 8, 14.0, usage)).inside[2].attributes
+    assert of_prefill["deltaserve.computed_on"] == timings(0, usage)["computed_on"] == "prefill"
+    assert of_prefill["deltaserve.pull_wait_tokens"] == timings(0, usage)["pull_wait_tokens"] == 30
+    assert timings(0, _USAGE).keys() == timings(0, usage).keys()
+    assert timings(0, _USAGE)["computed_on"] is None
 
 
 def test_what_was_not_reported_is_no_part() -> None:

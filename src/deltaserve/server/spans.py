@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from deltaserve.core.wire.messages import Usage
+from deltaserve.server.usage import weighed
 
 Attribute = str | int | float
 
@@ -109,4 +110,5 @@ def _found(usage: Usage) -> dict[str, Attribute]:
         "deltaserve.prefill_cached_tokens": usage.prefill_cached_len,
         "deltaserve.decode_loaded_tokens": usage.decode_loaded_len,
         "deltaserve.prefill_loaded_tokens": usage.prefill_loaded_len,
+        **({} if usage.weighed is None else {f"deltaserve.{k}": v for k, v in weighed(usage.weighed).items()}),
     }

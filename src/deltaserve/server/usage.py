@@ -59,8 +59,8 @@ def timings(index: int, usage: Usage) -> dict[str, object]:
     """Where one sample's time went (seconds) and where its prompt came from (tokens, bytes).
 
     Decode computed the prompt itself where `local_wait_tokens` is no more than `prefill_wait_tokens`, nor than
-    `pull_wait_tokens` where that is not 0, and what it lacked no more than --decode-extend-tokens; all of these are 0
-    where that was no question.
+    `pull_wait_tokens` where that is not 0, and what it lacked no more than --decode-extend-tokens; all of these are 0,
+    and `computed_on` is null, where that was no question.
 
     Pages move while the rest of the prompt is computed: transfer_s lies within prefill_s and is not to be added to it.
     """
@@ -78,7 +78,7 @@ def timings(index: int, usage: Usage) -> dict[str, object]:
         "prefill_loaded_tokens": usage.prefill_loaded_len,
         "transferred_bytes": usage.transferred_bytes,
         "transferred_state_bytes": usage.transferred_state_bytes,
-        **_weighed(usage.weighed),
+        **(_NO_QUESTION if usage.weighed is None else weighed(usage.weighed)),
         "num_retractions": usage.num_retractions,
         "speculation_rounds": usage.num_rounds,
         "drafted_tokens": usage.num_drafts,
@@ -86,16 +86,27 @@ def timings(index: int, usage: Usage) -> dict[str, object]:
     }
 
 
-def _weighed(weighed: Weighed | None) -> dict[str, object]:
-    """What decided which side computes the prompt (tokens, rows); `computed_on` is null where it was no question."""
+_NO_QUESTION = {
+    "computed_on": None,
+    "missing_tokens": 0,
+    "backlog_tokens": 0,
+    "decoding_rows": 0,
+    "local_wait_tokens": 0,
+    "prefill_wait_tokens": 0,
+    "pull_wait_tokens": 0,
+}
+
+
+def weighed(weighing: Weighed) -> dict[str, str | int]:
+    """What decided which side computed a prompt (tokens, rows)."""
     return {
-        "computed_on": None if weighed is None else "decode" if weighed.is_near else "prefill",
-        "missing_tokens": 0 if weighed is None else weighed.missing_len,
-        "backlog_tokens": 0 if weighed is None else weighed.backlog_len,
-        "decoding_rows": 0 if weighed is None else weighed.num_rows,
-        "local_wait_tokens": 0 if weighed is None else weighed.local_wait_len,
-        "prefill_wait_tokens": 0 if weighed is None else weighed.prefill_wait_len,
-        "pull_wait_tokens": 0 if weighed is None else weighed.pull_wait_len,
+        "computed_on": "decode" if weighing.is_near else "prefill",
+        "missing_tokens": weighing.missing_len,
+        "backlog_tokens": weighing.backlog_len,
+        "decoding_rows": weighing.num_rows,
+        "local_wait_tokens": weighing.local_wait_len,
+        "prefill_wait_tokens": weighing.prefill_wait_len,
+        "pull_wait_tokens": weighing.pull_wait_len,
     }
 
 
