@@ -177,13 +177,12 @@ class BackReader:
         return peer.hello is not None and may_write_back(peer.hello.facts, self._facts)
 
     def _missing(self, path: _Path) -> list[range]:
-        """Page indexes of a path, per pool, that are to be written: none where this tree has them, they are on their
-        way already, or there is no memory for them."""
+        """Page indexes of a path, per pool, that are to be written: none where this tree has them, or they are on their
+        way already."""
         first, end = self._cache.match(path.namespace, path.tokens, path.keys).num_pages, num_keys(path.keys)
         if first == end or self._tickets.is_coming(key_at(path.keys, first)):
             return []
-        missing = [range(first, end), *self._tails(end)]
-        return missing if self._has_memory(missing) else []
+        return [range(first, end), *self._tails(end)]
 
     def _size(self, missing: Sequence[range]) -> WaySize:
         num_bytes = self._tickets.bytes_of([len(pages) for pages in missing])
@@ -191,6 +190,8 @@ class BackReader:
 
     def _ask(self, peer: Peer, path: _Path, missing: Sequence[range], turn: EngineTurn) -> bool:
         """Grant pages for a path; whether there are any."""
+        if not self._has_memory(missing):
+            return False
         ticket = self._tickets.grant(peer.name, path.room, path.attempt, missing)
         if ticket is None:
             return False
