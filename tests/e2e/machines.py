@@ -271,8 +271,8 @@ def _enter(descriptor: int) -> None:
 
 
 def commands_of(document: Path, heading: str) -> dict[str, Sequence[str]]:
-    """The command lines of the section, without its subsections, that end with `# on ADDRESS`: without comment and
-    continuation, by COMMAND."""
+    """The command lines of the section, without its subsections, that end with `# on ADDRESS`, or `# on ADDRESS:PORT`
+    for a second one there: without comment and continuation, by `COMMAND ADDRESS`."""
     section = re.split(r"\n###? ", document.read_text().split(f"\n{heading}\n")[1])[0].replace("\\\n", " ")
     lines = re.findall(r"^(?:\.venv/bin/)?deltaserve (\w+) (.+?) +# on (\S+)$", section, re.MULTILINE)
     return {f"{command} {address}": rest.split() for command, rest, address in lines}
