@@ -83,10 +83,15 @@ def test_who_hints_nothing_is_given_up_in_the_order_of_the_policy(asks: list[Ask
         assert list(order) == list(order._rest)
 
 
-@given(asks=st.lists(st.tuples(st.sampled_from([ALICE, BOB]), ASKED_WORDS, st.integers(1, 5)), max_size=60))
-def test_what_is_kept_now_is_kept_at_the_cost_of_its_own_tenant(asks: list[tuple[Namespace, str, int]]) -> None:
+@given(
+    asks=st.lists(st.tuples(st.sampled_from([ALICE, BOB]), ASKED_WORDS, st.integers(1, 5)), max_size=60),
+    policy=st.sampled_from(KvEviction),
+)
+def test_what_is_kept_now_is_kept_at_the_cost_of_its_own_tenant(
+    asks: list[tuple[Namespace, str, int]], policy: KvEviction
+) -> None:
     """Whatever it keeps already, and nothing that another one keeps ends earlier."""
-    served = Served(KvEviction.LRU)
+    served = Served(policy)
     for name, word, seconds in asks:
         other = BOB if name == ALICE else ALICE
         before = served.kept_of(other)
@@ -114,6 +119,29 @@ def test_who_keeps_all_it_can_leaves_three_quarters_to_others(asks: list[tuple[N
         keeping.serve(namespace, word, seconds=60.0 if name == ALICE else 0.0)
         assert keeping.toy.cache.num_retained <= NUM_PAGES // 4
         assert plain.pages_of(BOB) <= keeping.pages_of(BOB)
+    word = "".join(chr(ord("A") + i) for i in range(NUM_PAGES))
+    assert keeping.serve(BOB, word) == 0
+    assert len(keeping.pages_of(BOB)) == NUM_PAGES
+
+
+TENANTS = [ALICE, Namespace("carol"), Namespace("dave"), Namespace("erin")]
+"""Who keeps all it can."""
+
+
+@given(
+    asks=st.lists(st.tuples(st.sampled_from([BOB, *TENANTS]), ASKED_WORDS), max_size=60),
+    policy=st.sampled_from(KvEviction),
+)
+def test_many_who_keep_all_they_can_leave_half_to_others(asks: list[tuple[Namespace, str]], policy: KvEviction) -> None:
+    """None of them has more than a quarter of the pool to itself. Bob, who keeps nothing, has all of it when he needs
+    it, and under lru whatever he would have in a pool of half the size where nobody keeps."""
+    plain, keeping = Served(policy, NUM_PAGES // 2), Served(policy)
+    for name, word in asks:
+        plain.serve(name, word)
+        keeping.serve(name, word, seconds=0.0 if name == BOB else 60.0)
+        assert keeping.toy.cache.num_retained <= NUM_PAGES // 2
+        assert all(len(keeping.kept_of(tenant)) <= NUM_PAGES // 4 for tenant in TENANTS)
+        assert policy is not KvEviction.LRU or plain.pages_of(BOB) <= keeping.pages_of(BOB)
     word = "".join(chr(ord("A") + i) for i in range(NUM_PAGES))
     assert keeping.serve(BOB, word) == 0
     assert len(keeping.pages_of(BOB)) == NUM_PAGES

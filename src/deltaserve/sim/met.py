@@ -27,6 +27,12 @@ def met_by_worker(worker: SimWorker) -> Sightings:
     met.note(Situation.WRITE_BACK_REVOKED, ReceiverEvent.REVOKE in moves)
     met.note(Situation.READ_NOT_FINITE, bool(worker.executor.not_finite))
     met.note(Situation.GRAMMAR_RESUMED, worker.executor.has_resumed_grammar)
+    metrics = worker.instance.metrics()
+    is_near = metrics.get("deltaserve_conditional_prefills_total", 0.0) > 0
+    met.note(Situation.NEAR, is_near)
+    met.note(Situation.NEAR_ON_SHARED_CORES, is_near and worker.config.options.weighs_work)
+    met.note(Situation.PULLED, metrics.get("deltaserve_pulls_total", 0.0) > 0)
+    met.note(Situation.NOT_WORTH_IT, metrics.get("deltaserve_write_backs_dear_total", 0.0) > 0)
     tiering = worker.instance.parts.tiering
     if tiering is not None:
         met.note(Situation.TIERED)
@@ -56,6 +62,10 @@ def met_by_clients(asked: Iterable[Asked]) -> Sightings:
         met.note(Situation.PROMPT_LOGPROBS_ASKED, sampling.prompt_logprobs is not None)
         met.note(Situation.STOP_IDS_ASKED, bool(sampling.stop_token_ids))
         met.note(Situation.GRAMMAR_ASKED, sampling.grammar is not None)
+        hints = one.generation.hints
+        met.note(Situation.HINTED_DONE, hints.done)
+        met.note(Situation.HINTED_RETAIN, hints.retain_ms > 0)
+        met.note(Situation.HINTED_PREFETCH, hints.prefetch)
     return met
 
 
