@@ -24,10 +24,10 @@ from deltaserve.server.api_errors import Json, excerpt, from_failure, invalid
 from deltaserve.server.jobs import Job, Sample
 from deltaserve.server.settings import Half
 from deltaserve.server.usage import Counted
-from deltaserve.settings.worker_list import name_of
+from deltaserve.settings.worker_list import HOST_PATTERN, name_of
 
 _HOST, _PORT, _ROOM = FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
+_NAME = re.compile(HOST_PATTERN)
 _MOST = {_PORT: 65535, _ROOM: 2**64 - 1}
 _LEAST = {_PORT: 1, _ROOM: 0}
 _WAY_OUT = {

@@ -9,11 +9,14 @@ from typing import NamedTuple
 from deltaserve.core.ids import Role
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
-_PLACE = r"(?:prefill|decode)@[A-Za-z0-9][A-Za-z0-9.-]{0,252}:[0-9]{1,5}"
+_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+HOST_PATTERN = rf"{_LABEL}(?:\.{_LABEL})*\.?"
+_LONGEST_HOST = 253
+_PLACE = f"(?:prefill|decode)@{HOST_PATTERN}:[0-9]{{1,5}}"
 WORKER_PATTERN = f"(?:{_NAME}=)?{_PLACE}"
 SERVICE_PATTERN = _PLACE
 NAME_PATTERN = _NAME
-_ENTRY = re.compile(rf"(?:({_NAME})=)?(prefill|decode)@([A-Za-z0-9][A-Za-z0-9.-]{{0,252}}):([0-9]{{1,5}})")
+_ENTRY = re.compile(rf"(?:({_NAME})=)?(prefill|decode)@({HOST_PATTERN}):([0-9]{{1,5}})")
 _HIGHEST_PORT = 65535
 
 
@@ -48,12 +51,12 @@ def name_of(role: Role, address: str) -> str:
 def parse_worker(text: str) -> WorkerEntry:
     """Raises ValueError, which says what is expected."""
     match = _ENTRY.fullmatch(text)
-    if match is None:
+    if match is None or len(match[3]) > _LONGEST_HOST:
         raise ValueError(f"{text[:80]!r} is no worker such as prefill@10.0.0.1:8998 or name=decode@host:8998")
     name, role, host, port = match.groups()
     if not 1 <= int(port) <= _HIGHEST_PORT:
         raise ValueError(f"{host}:{port}: port must be from 1 to {_HIGHEST_PORT}")
-    return WorkerEntry(name or name_of(Role(role), f"{host}:{port}"), Role(role), host, int(port))
+    return WorkerEntry(name or name_of(Role(role), f"{host}:{int(port)}"), Role(role), host, int(port))
 
 
 def parse_workers(text: str) -> tuple[WorkerEntry, ...]:

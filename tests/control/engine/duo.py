@@ -138,13 +138,14 @@ class Duo:
 
     # ------------------------------------------------------------ traffic
 
-    def weigh(self, prefill_wait_len: int) -> None:
-        """Have the front say of every prompt that prefill computes so much until it would be handed over."""
+    def weigh(self, prefill_wait_len: int, pull_wait_len: int = 0) -> None:
+        """Have the front say of every prompt that prefill computes so much until it would be handed over, and so much
+        behind a pull."""
         placer = self.cluster.front.core.placer
         place = placer.place
 
         def placed(*placing: Any) -> Placement:
-            return replace(place(*placing), prefill_wait_len=prefill_wait_len)
+            return replace(place(*placing), prefill_wait_len=prefill_wait_len, pull_wait_len=pull_wait_len)
 
         placer.place = placed  # type: ignore[assignment, method-assign]
 

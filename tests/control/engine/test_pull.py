@@ -72,6 +72,24 @@ def test_what_bypasses_the_caches_pulls_nothing() -> None:
     assert (pulled(duo), asked.usage.prefill_cached_len) == (0, 0)
 
 
+@pytest.mark.parametrize(("is_flushed", "pull_wait_len", "num_offers"), [(False, 1, 1), (True, 6, 0)])
+def test_a_pull_counts_for_what_decode_has_indeed(is_flushed: bool, pull_wait_len: int, num_offers: int) -> None:
+    """A front takes a prompt for held where it was placed a moment ago, also when it has been evicted since."""
+    duo = Duo(replace(SHAPE, shares_cores=True))
+    duo.weigh(100)
+    duo.serve(PROMPT, 2)
+    duo.run(0.5)
+    duo.flush(PREFILL)
+    if is_flushed:
+        duo.flush(DECODE)
+    duo.weigh(100, pull_wait_len)
+    before = len(duo.sent(Offer, DECODE))
+    asked = duo.serve([*PROMPT, *[50] * PAGE], 2)
+    assert len(duo.sent(Offer, DECODE)) - before == num_offers
+    assert asked.usage.weighed is not None
+    assert asked.usage.weighed.pull_wait_len == pull_wait_len + is_flushed * HELD
+
+
 def slow_decode(seconds: float) -> Fabric:
     def fate(posted: Posted) -> Fate:
         took = seconds if posted.src == DECODE else 0.001

@@ -36,6 +36,8 @@ def link_fault(address: str, security: LinkSecurity) -> str | None:
         return "nobody listens there: it is not started yet, or it has another port"
     except TimeoutError:
         return f"no answer within {_CONNECT_S:.0f} s: a firewall drops what is sent there, or there is no such machine"
+    except UnicodeError:
+        return f"nobody knows the name {host}: it is none"
     except socket.gaierror as error:
         return f"nobody knows the name {host}: {error.strerror}"
     except OSError as error:

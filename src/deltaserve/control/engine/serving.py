@@ -318,8 +318,15 @@ class Serving:
             prefill_wait_len=wait_len,
             most_len=options.sched.near_len,
             cores=Cores.SHARED if options.weighs_work else Cores.OWN,
-            pull_wait_len=room.submit.pull_wait_len if self.back.may_be_asked(room) else 0,
+            pull_wait_len=self._pull_wait_len(room, match.num_tokens),
         )
+
+    def _pull_wait_len(self, room: DecodeRoom, matched_len: int) -> int:
+        """What the front says of a pull, corrected for what is here: it may take for here what has been evicted."""
+        submit = room.submit
+        if not submit.pull_wait_len or not self.back.may_be_asked(room):
+            return 0
+        return submit.pull_wait_len + max(0, submit.decode_hit_len - matched_len)
 
     def _refusal(self, submit: Submit, is_draining: bool) -> Refusal | None:
         if is_draining:

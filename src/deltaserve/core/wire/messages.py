@@ -155,6 +155,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
     that takes less (engine/near.py). 0: it does not ask."""
     pull_wait_len: int = 0
     """The same where prefill first asks decode for what only that holds of the prompt. 0: that is nothing."""
+    decode_hit_len: int = 0
+    """Tokens of the prompt that decode was taken to hold for that: what it holds less has to be computed."""
     hints: KvHints = NO_HINTS
 
 

@@ -96,7 +96,7 @@ class Dialer:
 
     def __init__(self, context: Context, url: str, limits: LinkLimits, security: LinkSecurity | None):
         """Raises ConfigError for a url that is not `tcp://host:port`, and when no more sockets are to be had."""
-        self.url = url
+        self.url, self.context = url, context
         self._outbox = Outbox(limits.outbox_bytes)
         self._is_up = False
         if not _is_tcp(url):

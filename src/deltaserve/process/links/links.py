@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
 import zmq
 
@@ -17,6 +18,7 @@ from deltaserve.core.wire.codec import decode, encode
 from deltaserve.core.wire.messages import Envelope, PeerAddress
 from deltaserve.process.links.ends import Change, Context, Dialer, Listener, SendOutcome, Socket, receive_parts
 from deltaserve.process.links.limits import LinkLimits, LinkStats
+from deltaserve.process.links.name_contexts import NameContexts, host_name, look_up
 from deltaserve.process.links.security import LinkSecurity
 from deltaserve.process.links.strikes import LinkKey, Strikes
 
@@ -65,6 +67,9 @@ class Links:
         self._refused_at: dict[PeerName, float] = {}
         """When each dialled connection was refused of which nothing was heard since."""
         self._complaints: dict[PeerName, str] = {}
+        self._name_contexts = NameContexts()
+        self._lookups: dict[PeerName, Future[str | None]] = {}
+        """Lookups of host names of which nothing was told yet."""
         self._poller = zmq.Poller()
         self._polled: list[Socket | int] = []
         """What `_poller` looks at."""
@@ -91,9 +96,13 @@ class Links:
         known = self._dialled.get(name)
         if known is not None and known.url == address.url:
             return
+        host = host_name(address.url)
+        context = self._context if host is None else self._name_contexts.take()
         try:
-            dialer = Dialer(self._context, address.url, self._limits, self._security)
+            dialer = Dialer(context, address.url, self._limits, self._security)
         except ConfigError as error:
+            if host is not None:
+                self._name_contexts.give_back(context)
             self.stats.refused_dials += 1
             self._log.warn(f"peer {name}: {error}")
             return
@@ -103,6 +112,8 @@ class Links:
         self._dialled[name] = dialer
         self._dialled_at[name] = self._clock()
         self._names[dialer.socket] = name
+        if host is not None:
+            self._lookups[name] = look_up(host)
 
     def hang_up(self, peer: PeerName) -> None:
         """Forget how to reach `peer`. Frames already accepted still leave within half a second."""
@@ -116,8 +127,11 @@ class Links:
         if dialer is not None:
             del self._names[dialer.socket], self._dialled_at[peer]
             self._refused_at.pop(peer, None)
+            self._lookups.pop(peer, None)
             self._strikes.forget(peer)
             dialer.close()
+            if host_name(dialer.url) is not None:
+                self._name_contexts.give_back(dialer.context)
 
     def close(self, linger_ms: int = 0) -> None:
         """Close everything; waits at most `linger_ms` for accepted frames to leave."""
@@ -129,6 +143,7 @@ class Links:
             self._listener.close(linger_ms)
         self._dialled.clear()
         self._names.clear()
+        self._name_contexts.close(linger_ms)
         self._listener = None
         self._context.destroy(linger=linger_ms)
 
@@ -148,11 +163,20 @@ class Links:
 
         One that ends handshake after handshake is logged.
         """
+        self._tell_unresolved()
         changes = {name: dialer.take_changes() for name, dialer in self._dialled.items()}
         for name, of_one in changes.items():
             for change in of_one:
                 self._count_refusal(name, change)
         return [name for name, of_one in changes.items() if {Change.DOWN, Change.REFUSED} & set(of_one)]
+
+    def _tell_unresolved(self) -> None:
+        """Say of whose names nothing is known. They are looked up again at each try to connect."""
+        for name in [name for name, lookup in self._lookups.items() if lookup.done()]:
+            problem = self._lookups.pop(name).result()
+            if problem is not None:
+                self._complaints[name] = f"{host_name(self._dialled[name].url)} cannot be resolved: {problem}"
+                self._log.warn(f"{name}: {self._complaints[name]}")
 
     def _count_refusal(self, peer: PeerName, change: Change) -> None:
         if change is not Change.REFUSED:
