@@ -183,6 +183,7 @@ def test_routers_find_what_they_read(pair: Halves) -> None:
         ({"bootstrap_port": 1.5}, "bootstrap_port is 1.5"),
         ({"bootstrap_host": "a b"}, "bootstrap_host is 'a b'"),
         ({"bootstrap_host": "::1"}, "bootstrap_host is '::1'"),
+        ({"bootstrap_host": "a..b"}, "bootstrap_host is 'a..b'"),
         ({"bootstrap_host": 7}, "bootstrap_host is 7"),
         ({"kv_transfer_params": {"do_remote_decode": True}}, "not part of the public API"),
         ({"disagg_prefill_dp_rank": 1}, "not part of the public API"),

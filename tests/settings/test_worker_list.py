@@ -12,6 +12,8 @@ from deltaserve.settings.worker_list import parse_worker, parse_workers
         ("prefill@10.0.0.1:8998", "prefill-10.0.0.1:8998", "tcp://10.0.0.1:8998"),
         ("decode@gpu-7.example.com:1", "decode-gpu-7.example.com:1", "tcp://gpu-7.example.com:1"),
         ("big_one=decode@gpu-7:65535", "big_one", "tcp://gpu-7:65535"),
+        ("decode@10.0.0.1:08999", "decode-10.0.0.1:8999", "tcp://10.0.0.1:8999"),
+        ("decode@pod-0.decode.svc.:1", "decode-pod-0.decode.svc.:1", "tcp://pod-0.decode.svc.:1"),
     ],
 )
 def test_an_entry_is_a_worker(text: str, name: str, url: str) -> None:
@@ -42,6 +44,10 @@ def test_a_service_is_a_worker_at_each_address() -> None:
         ("unified@10.0.0.1:8998", "is no worker"),
         ("prefill@10.0.0.1", "is no worker"),
         ("decode@a:\u0663", "is no worker"),
+        ("decode@a..b:1", "is no worker"),
+        ("decode@a-.b:1", "is no worker"),
+        (f"decode@{'a' * 64}.b:1", "is no worker"),
+        (f"decode@{'a.' * 126}bc:1", "is no worker"),
         ("prefill@10.0.0.1:0", "port must be from 1 to 65535"),
         ("prefill@10.0.0.1:65536", "port must be from 1 to 65535"),
         ("=prefill@10.0.0.1:8998", "is no worker"),
