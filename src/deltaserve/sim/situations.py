@@ -78,15 +78,14 @@ class Situation(Enum):
     # answers that return
     WRITTEN_BACK = "pages of an answer land on prefill", 450
     WRITE_BACK_REVOKED = "prefill withdraws what it granted for an answer", 40
-    NOT_WORTH_IT = "pages of an answer are not worth their way back", 1
+    NOT_WORTH_IT = "pages of an answer are not worth their way back", 10
     # where a prompt is computed
-    NEAR = "decode computes a prompt as that is sooner", 1
-    NEAR_ON_SHARED_CORES = "the same, on cores that are prefill's too", 1
-    PULLED = "prefill asks decode for pages of a prompt", 1
+    NEAR = "decode computes a prompt as that is sooner", 500
+    NEAR_ON_SHARED_CORES = "the same, on cores that are prefill's too", 200
+    PULLED = "prefill asks decode for pages of a prompt", 170
     # hints
-    HINTED_DONE = "a client says that no further turn comes", 1
-    HINTED_RETAIN = "a client asks to keep a path for a while", 1
-    HINTED_PREFETCH = "a client has a prompt made ready", 1
+    HINTED_DONE = "a client says that no further turn comes", 1000
+    HINTED_RETAIN = "a client asks to keep a path for a while", 500
     # steps
     STEP_AHEAD = "a step is planned while another computes", 500
     STEP_PUT_OFF = "a step that only decodes is put off while prefill has the cores", 40
