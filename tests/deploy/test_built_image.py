@@ -24,6 +24,7 @@ import pytest
 
 import deltaserve
 from tests.deploy.rendered import Json
+from tests.deploy.test_images import extras_of
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
 from tests.tools.built_wheel import PIP, ROOT, copy_tree
@@ -100,7 +101,8 @@ def make_context(folder: Path) -> Path:
     copy_tree(folder / "tree")
     run(lines_of_page("make wheel\n")[0], folder / "tree")
     (wheel,) = (folder / "tree" / "dist").glob("*.whl")
-    run([*download, "-c", ROOT / "constraints.txt", torch, f"{wheel}[nixl]"])
+    extras = ",".join(sorted(extras_of("Dockerfile.cpu")))
+    run([*download, "-c", ROOT / "constraints.txt", torch, f"{wheel}[{extras}]"])
     return folder / "tree"
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from deltaserve.core.ids import Role
-from deltaserve.settings.worker_list import parse_worker, parse_workers
+from deltaserve.settings.worker_list import is_host, parse_worker, parse_workers
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,10 @@ def test_what_is_no_list_is_refused(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words) as caught:
         parse_workers(text)
     assert len(str(caught.value)) < 250
+
+
+def test_a_host_has_the_length_that_name_servers_take() -> None:
+    """The one rule for entries of lists and for `bootstrap_host`."""
+    longest = "a." * 126 + "b"
+    assert is_host(longest) and is_host("10.0.0.1") and is_host("pod-0.decode.svc.")
+    assert not is_host(f"a.{longest}") and not is_host("a..b") and not is_host("")

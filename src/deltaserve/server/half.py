@@ -8,7 +8,6 @@ by the worker that is named; prefill's answer says that its part is done, and no
 
 import asyncio
 import ipaddress
-import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,10 +23,9 @@ from deltaserve.server.api_errors import Json, excerpt, from_failure, invalid
 from deltaserve.server.jobs import Job, Sample
 from deltaserve.server.settings import Half
 from deltaserve.server.usage import Counted
-from deltaserve.settings.worker_list import HOST_PATTERN, name_of
+from deltaserve.settings.worker_list import is_host, name_of
 
 _HOST, _PORT, _ROOM = FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
-_NAME = re.compile(HOST_PATTERN)
 _MOST = {_PORT: 65535, _ROOM: 2**64 - 1}
 _LEAST = {_PORT: 1, _ROOM: 0}
 _WAY_OUT = {
@@ -132,7 +130,7 @@ def _values(name: str, value: object) -> list[object]:
     items = value if isinstance(value, list) else [value]
     if name == _HOST:
         for item in items:
-            if not isinstance(item, str) or not _NAME.fullmatch(item):
+            if not isinstance(item, str) or not is_host(item):
                 raise invalid(name, f"{name} is {excerpt(item)}, expected is a host name or an IPv4 address")
         return items
     for item in items:

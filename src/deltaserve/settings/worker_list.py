@@ -10,13 +10,13 @@ from deltaserve.core.ids import Role
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 _LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-HOST_PATTERN = rf"{_LABEL}(?:\.{_LABEL})*\.?"
+_HOST = rf"{_LABEL}(?:\.{_LABEL})*\.?"
 _LONGEST_HOST = 253
-_PLACE = f"(?:prefill|decode)@{HOST_PATTERN}:[0-9]{{1,5}}"
+_PLACE = f"(?:prefill|decode)@{_HOST}:[0-9]{{1,5}}"
 WORKER_PATTERN = f"(?:{_NAME}=)?{_PLACE}"
 SERVICE_PATTERN = _PLACE
 NAME_PATTERN = _NAME
-_ENTRY = re.compile(rf"(?:({_NAME})=)?(prefill|decode)@({HOST_PATTERN}):([0-9]{{1,5}})")
+_ENTRY = re.compile(rf"(?:({_NAME})=)?(prefill|decode)@({_HOST}):([0-9]{{1,5}})")
 _HIGHEST_PORT = 65535
 
 
@@ -48,10 +48,15 @@ def name_of(role: Role, address: str) -> str:
     return f"{role.value}-{address}"
 
 
+def is_host(text: str) -> bool:
+    """Whether it is an IPv4 address, or what a name server may be asked for."""
+    return len(text) <= _LONGEST_HOST and re.fullmatch(_HOST, text) is not None
+
+
 def parse_worker(text: str) -> WorkerEntry:
     """Raises ValueError, which says what is expected."""
     match = _ENTRY.fullmatch(text)
-    if match is None or len(match[3]) > _LONGEST_HOST:
+    if match is None or not is_host(match[3]):
         raise ValueError(f"{text[:80]!r} is no worker such as prefill@10.0.0.1:8998 or name=decode@host:8998")
     name, role, host, port = match.groups()
     if not 1 <= int(port) <= _HIGHEST_PORT:

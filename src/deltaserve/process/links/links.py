@@ -130,7 +130,7 @@ class Links:
             self._lookups.pop(peer, None)
             self._strikes.forget(peer)
             dialer.close()
-            if host_name(dialer.url) is not None:
+            if dialer.context is not self._context:
                 self._name_contexts.give_back(dialer.context)
 
     def close(self, linger_ms: int = 0) -> None:
