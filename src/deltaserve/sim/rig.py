@@ -211,8 +211,9 @@ class Run:
         self._misfit_rate = knobs.misfits
         self._misfits: set[PeerName] = set()
         """Workers that run with another model."""
+        self._apart = Apart(self._rollout, self._roles)
         if isinstance(self.world, FaultyWorld) and new:
-            self.world.check = Apart(self._rollout, self._roles, self._misfits).check
+            self.world.check = self._apart.check
         self._shared_since: dict[Room, float] = {}
         """When each room began to be on two workers."""
         self._unregistered = set(self._roles) - self._rollout.awaited if knobs.late_starts else set()
@@ -603,6 +604,7 @@ class Run:
             return right
         self.faults[FaultKind.MISFIT] += 1
         self._misfits.add(name)
+        self._apart.meet(self._misfits)
         life, when = self._lives[name], self.world.now + self._comebacks.log_uniform(0.05, 3.0)
         self.world.at(when, lambda: self._start_rightly(name, life))
         return _ANOTHER_REVISION

@@ -6,6 +6,7 @@ meet (I34).
 
 from collections.abc import Collection, Iterable
 from enum import Enum
+from itertools import combinations
 
 from deltaserve.core.errors import IntegrityError
 from deltaserve.core.ids import PeerName
@@ -102,20 +103,19 @@ class Rollout:
 class Apart:
     """I34: workers of two revisions say nothing to each other: nobody has told one of the other."""
 
-    def __init__(self, rollout: Rollout, workers: Collection[PeerName], misfits: Collection[PeerName]) -> None:
-        """`misfits`: those that run with another model now, a third one: two of them are of one revision."""
+    def __init__(self, rollout: Rollout, workers: Collection[PeerName]) -> None:
         self._rollout = rollout
         self._workers = workers
-        self._misfits = misfits
         self._fellows: set[frozenset[PeerName]] = set()
         """Pairs that were of one revision once: what each knows of the other may outlast that."""
+
+    def meet(self, misfits: Collection[PeerName]) -> None:
+        """These run with another model now, a third one, so they are of one revision while they do."""
+        self._fellows.update(map(frozenset, combinations(misfits, 2)))
 
     def check(self, src: PeerName, dst: PeerName) -> None:
         """Asked of each frame that is sent."""
         if src not in self._workers or dst not in self._workers or not self._rollout.are_apart(src, dst):
             return
-        pair = frozenset({src, dst})
-        if pair.issubset(self._misfits):
-            self._fellows.add(pair)
-        if pair not in self._fellows:
+        if frozenset({src, dst}) not in self._fellows:
             raise IntegrityError(f"I34: {src} speaks to {dst}, which is of another revision")
