@@ -79,6 +79,8 @@ class OracleEngine:
     num_flushes: int = 0
     joined: list[tuple[str, Role, str]] = field(default_factory=list)
     left: list[tuple[str, float]] = field(default_factory=list)
+    missing_after_leave: str | None = None
+    """Why nothing can be served once a worker leaves; None: others are there."""
     asked_roles: list[tuple[str, Role, float]] = field(default_factory=list)
 
     async def generate(self, generation: Generation) -> AsyncIterator[OutputDelta]:
@@ -176,6 +178,7 @@ class OracleEngine:
         if worker not in ("decode-0", "decode-1"):
             raise UnknownWorker(f"no worker {worker!r} here, but: decode-0, decode-1")
         self.left.append((worker, grace_s))
+        self.not_ready = self.not_ready or self.missing_after_leave
 
     def limits(self) -> Limits | None:
         """As set."""

@@ -248,7 +248,8 @@ async def test_workers_join_and_leave_by_call(codec: TextCodec) -> None:
             ("big", Role.DECODE, "tcp://gpu-7:1"),
         ]
         assert await ask("leave", worker="decode-1", grace_s=2) == (202, {"worker": "decode-1", "leaving": True})
-        assert (await ask("leave", worker="decode-0"))[0] == 202
+        by_entry = await ask("leave", worker="decode-0=decode@10.0.0.1:8998")
+        assert by_entry == (202, {"worker": "decode-0", "leaving": True})
         assert engine.left == [("decode-1", 2.0), ("decode-0", SETTINGS.grace_s)]
         for code, verb, body in (
             (409, "join", {"worker": "decode-0=prefill@10.0.0.1:8998"}),
@@ -265,6 +266,17 @@ async def test_workers_join_and_leave_by_call(codec: TextCodec) -> None:
             status, answer = await ask(verb, **body)
             assert (status, "error" in answer) == (code, True), body
         assert (len(engine.joined), len(engine.left)) == (2, 2)
+
+
+async def test_who_sends_the_last_worker_away_is_warned(codec: TextCodec) -> None:
+    """The oracle is told what its last worker's leave leaves behind; where nothing was served before, nobody warns."""
+    engine = OracleEngine(missing_after_leave="no decode worker is ready (decode-1: leaving)")
+    async with served(codec, engine, SETTINGS) as case:
+        first, again = [
+            (await case.client.post("/admin/workers/leave", json={"worker": "decode-1"})).json() for _ in range(2)
+        ]
+    assert first["warning"] == "nothing can be served without it: no decode worker is ready (decode-1: leaving)"
+    assert again == {"worker": "decode-1", "leaving": True}
 
 
 async def test_the_one_model_need_not_be_named(codec: TextCodec) -> None:

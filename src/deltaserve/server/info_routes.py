@@ -65,6 +65,7 @@ class LeaveBody(Body):
     """A worker that is to be used no more."""
 
     worker: str
+    """Its name, or the entry that it joined by."""
     grace_s: float | None = None
 
 
@@ -298,11 +299,22 @@ async def remove_worker(front: Front, request: Request) -> Response:
     """POST /admin/workers/leave: a worker gets no new requests, and is forgotten when it has none."""
     _refuse_browser(request)
     async with front.read(request, LeaveBody) as body:
+        name, was_missing = _name_of(body.worker), front.engine.ready()
         try:
-            front.engine.remove_worker(body.worker, _grace_s(front, body.grace_s))
+            front.engine.remove_worker(name, _grace_s(front, body.grace_s))
         except UnknownWorker as error:
             raise ApiError(404, "not_found", str(error), "worker") from error
-        return json_reply({"worker": body.worker, "leaving": True}, 202)
+        missing = front.engine.ready()
+        warning = {} if missing is None or was_missing else {"warning": f"nothing can be served without it: {missing}"}
+        return json_reply({"worker": name, "leaving": True, **warning}, 202)
+
+
+def _name_of(worker: str) -> str:
+    """The name of a worker that is given by it, or by an entry of a list."""
+    try:
+        return parse_worker(worker).name
+    except ValueError:
+        return worker
 
 
 async def flush_cache(front: Front, request: Request) -> Response:

@@ -357,6 +357,21 @@ def test_a_name_in_use_is_given_to_no_other_address() -> None:
     asyncio.run(scenario())
 
 
+def test_why_a_worker_cannot_be_reached_stands_beside_it() -> None:
+    async def scenario() -> None:
+        async with house("prefill-0", "decode-0") as h:
+            h.engine.add_worker("decode-9", Role.DECODE, h["decode-0"].member.url)
+
+            def complaints() -> dict[str, str | None]:
+                return {worker.name: worker.link_complaint for worker in h.engine.stats().workers}
+
+            await until(lambda: complaints()["decode-9"] is not None)
+            assert complaints()["prefill-0"] is complaints()["decode-0"] is None
+            assert "it calls itself 'decode-0'" in (complaints()["decode-9"] or "")
+
+    asyncio.run(scenario())
+
+
 def test_an_incompatible_pair_is_reported_with_both_values() -> None:
     async def scenario() -> None:
         prefill = ScriptedWorker("prefill-0", 100)

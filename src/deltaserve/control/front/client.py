@@ -70,6 +70,8 @@ class WorkerStats:
     """Name of its expert group, whose members compute every step together; None: it is in none."""
     leaving: bool = False
     refusal: str | None = None
+    link_complaint: str | None = None
+    """What keeps its link from being made, as far as its sockets tell; None: nothing that they tell."""
     breaker: str = "closed"
     rooms: int = 0
     """Rooms of this front placed there."""

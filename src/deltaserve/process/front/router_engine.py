@@ -196,8 +196,10 @@ class RouterEngine:
         return self._breach or self._core.refusal(monotonic())
 
     def stats(self) -> EngineStats:
+        stats, complaints = self._core.stats(), self._links.links.complaints
         return replace(
-            self._core.stats(),
+            stats,
+            workers=tuple(replace(w, link_complaint=complaints.get(PeerName(w.name))) for w in stats.workers),
             links=self._links.links.stats.as_metrics(),
             internal_errors=self._num_errors,
             integrity=self._breach,
