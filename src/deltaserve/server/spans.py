@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from deltaserve.core.wire.messages import Usage
-from deltaserve.server.usage import weighed
+from deltaserve.server.usage import cached_len, weighed
 
 Attribute = str | int | float
 
@@ -66,7 +66,7 @@ def request_span(
     counts: dict[str, Attribute] = {
         "gen_ai.usage.input_tokens": sum(sample.prompt_len for sample in samples),
         "gen_ai.usage.output_tokens": sum(sample.output_len for sample in samples),
-        "gen_ai.usage.cache_read.input_tokens": sum(_cached_len(sample) for sample in samples),
+        "gen_ai.usage.cache_read.input_tokens": sum(cached_len(s.usage) for s in samples if s.usage is not None),
     }
     firsts = [sample.first_token for sample in samples if sample.first_token is not None]
     if firsts:
@@ -74,10 +74,6 @@ def request_span(
     inside = tuple(span for sample in samples for span in _parts(sample, received, end))
     error = None if outcome == "ok" else outcome
     return TimedSpan(name, received, end, {**attributes, **counts, "deltaserve.outcome": outcome}, error, inside)
-
-
-def _cached_len(sample: SampleTimes) -> int:
-    return 0 if sample.usage is None else sample.usage.decode_cached_len + sample.usage.prefill_cached_len
 
 
 def _parts(sample: SampleTimes, received: float, end: float) -> Iterator[TimedSpan]:
