@@ -250,6 +250,17 @@ def test_decode_attaches_to_the_endpoint_that_prefill_has_now() -> None:
     assert pair.sides[NAMES[1]].attached == pair.sides[NAMES[0]].endpoint
 
 
+def test_a_heartbeat_that_falls_due_while_decode_attaches_greets_nobody_anew() -> None:
+    """Each further endpoint of decode's is one more that prefill has to fence before it opens its own again."""
+    pair = Pair()
+    begun = (("report", 1), ("deliver", 0), ("report", 0), ("report", 0), ("deliver", 0), ("beat", 0), ("report", 1))
+    for kind, number in begun:
+        perform(pair, kind, number)
+    pair.heal()
+    pair.check_ready()
+    assert [side.num_endpoints for side in pair.sides.values()] == [1, 1]
+
+
 def test_another_answer_that_comes_while_decode_attaches_is_not_missed() -> None:
     """Prefill ends the endpoint that it has answered with, and a late repetition of the same Hello has it make another
     one. Decode hears of that before its own transfer thread has attached to the first."""

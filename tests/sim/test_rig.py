@@ -62,6 +62,7 @@ KEPT_SEEDS = {
     18000000010193: "the judge had the last one leave, and what it had planned before had it join again",
     18000000047055: "a network so slow that a window, behind those of three other pairs, counted as failed",
     18000000060161: "what failed on a revision's only pair, which was to leave, was not tried there again",
+    19200000011903: "a heartbeat that fell due while decode attached greeted anew, and prefill fenced for seconds",
     19100000002364: "two misfits that were alike for a while met when one had its right model again: the judge's fault",
     18000000018425: "the judge gave up on ranks that wait for room in their ring, and take turns twice a second",
 }

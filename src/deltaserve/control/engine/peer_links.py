@@ -282,6 +282,7 @@ class PeerLinks:
         is_answer = greeting is not None and greeting.is_answered_by(hello)
         if greeting is not None and is_answer and greeting.theirs is None and not is_gone:
             greeting.theirs = hello
+            self.table.move(peer, PeerEvent.GREET)  # of a new boot it was UNKNOWN, which a heartbeat greets anew
             turn.do(AttachEndpoint(peer.name, greeting.number, hello.ends, self._own.terms_of(hello)))
         elif peer.is_ready and not (greeting is not None and is_answer and greeting.has_ends_of(hello)):
             # it has attached to an endpoint that is no more, or has made another one since
