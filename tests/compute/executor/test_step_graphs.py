@@ -288,6 +288,23 @@ def test_pages_are_told_as_the_tables_are_then() -> None:
         assert rows.on_device(1).tables[pool][:3].tolist() == tables.table(PoolId(pool)).tolist()
 
 
+def test_pages_that_no_recorded_step_asks_for_are_not_remembered_one_by_one() -> None:
+    """A worker may compute other steps for days, or none may be recorded any more."""
+    tables = PageTable(2, 3, 9)
+    rows = ResidentRows(tables, 2, 3, torch.device("cpu"))
+    most = 0
+    for number in range(10_000):
+        update = PageUpdate(RowId(number % 3), PoolId(number % 2), number % 9, (PageId(number),))
+        tables.write(update.pool, update.row, update.first_index, update.pages)
+        rows.write_pages([update])
+        most = max(most, len(rows._new_pages))
+    assert 1000 < most < 5000
+    rows.prepare(DecodingRows((RowId(1),), np.array([0]), {RowId(1): 1}, (), 16))
+    for pool in range(2):
+        assert rows.on_device(1).tables[pool][:3].tolist() == tables.table(PoolId(pool)).tolist()
+    assert not rows._has_new_pages
+
+
 @pytest.mark.parametrize("part", ["rules", "pages", "positions"])
 def test_what_was_lost_on_its_way_is_told_again(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that a failed step was to tell is taken for known: another request's pages or rules would be used."""

@@ -24,6 +24,8 @@ from deltaserve.core.ids import PoolId, RowId
 
 _UNKNOWN = -1
 """A position that no row has: it is told."""
+_MOST_UPDATES = 4096
+"""Updates of pages that are remembered for the device; with more it is told whole tables."""
 Int64s = npt.NDArray[np.int64]
 
 
@@ -86,8 +88,12 @@ class ResidentRows:
         self._new_rules.add(row)
 
     def write_pages(self, updates: Iterable[PageUpdate]) -> None:
-        """The host's tables have new pages."""
+        """The host's tables have new pages. The device is told before the next recorded step, which may never come."""
+        if not self._knows_pages:
+            return
         self._new_pages.extend(updates)
+        if len(self._new_pages) > _MOST_UPDATES:
+            self._forget_pages()
 
     def prepare(self, step: DecodingRows) -> None:
         """Tell the device what it needs to know for this step."""
@@ -116,7 +122,11 @@ class ResidentRows:
         self._rows, self._index = (), np.zeros(0, np.int64)
         self._next.fill(_UNKNOWN)
         self._new_rules = set(map(RowId, range(self._max_rows)))
-        self._knows_pages = False
+        self._forget_pages()
+
+    def _forget_pages(self) -> None:
+        """The device is told all of them anew."""
+        self._new_pages, self._knows_pages = [], False
 
     def _changes(self, step: DecodingRows) -> list[_LineChange]:
         changes = []
