@@ -351,11 +351,13 @@ def test_other_steps_are_not_recorded() -> None:
 
 
 def test_where_a_recording_fails_steps_go_on_without(caplog: pytest.LogCaptureFixture) -> None:
-    graphs, _, rooms, recorder = Replaying.of(4)
+    graphs, rows, rooms, recorder = Replaying.of(4)
     assert graphs.forward(inputs_of([1], [1])) is not None
+    assert rows.scaled_logits(VOCAB).shape == (4, VOCAB)
     recorder.error = RuntimeError("operation not permitted when stream is capturing\nand a page more")
     assert [graphs.forward(inputs_of([1] * n, [1] * n)) for n in (2, 2, 1, 4)] == [None] * 4
     assert (recorder.num_asked, len(rooms.made)) == (2, 2)
+    assert not rows._scratch.num_bytes
     assert [record.message for record in caplog.records] == [
         "CUDA graphs: none from now on; to record a step of 2 rows ends with "
         "RuntimeError: operation not permitted when stream is capturing"
@@ -477,6 +479,20 @@ def check_not_finite() -> None:
 @needs_triton
 def test_kernels_tell_of_logits_that_are_not_finite(process: KernelProcess) -> None:
     run_in(process, check_not_finite)
+
+
+def check_draws_share_memory() -> None:
+    """Only one recorded step is computed at a time: logits that are scaled stand in one place for all of them."""
+    rows = ResidentRows(PageTable(1, 6, 1), 1, 6, torch.device("cpu"))
+    made = [triton_draws()(rows, num_rows, VOCAB, way) for num_rows in (1, 2, 4, 6) for way in WayToDraw]
+    kept = [tensor.untyped_storage() for draws in made for tensor in vars(draws).values() if isinstance(tensor, Tensor)]
+    num_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in kept}.values())
+    assert 6 * VOCAB * 4 <= num_bytes < 7 * VOCAB * 4
+
+
+@needs_triton
+def test_draws_of_all_numbers_of_rows_share_their_memory(process: KernelProcess) -> None:
+    run_in(process, check_draws_share_memory)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from deltaserve.compute.attention.fixed_step import RowsOnDevice, RowsToCome
 from deltaserve.compute.executor.row_rules import idle_rules
 from deltaserve.compute.memory.host_arrays import on_device
 from deltaserve.compute.memory.page_table import PageTable
+from deltaserve.compute.memory.workspace import Workspace
 from deltaserve.control.sched.plan import PageUpdate
 from deltaserve.core.ids import PoolId, RowId
 
@@ -68,6 +69,7 @@ class ResidentRows:
         self._tables = tuple(
             torch.zeros((num_lines, table.shape[1]), dtype=torch.int32, device=device) for table in self._of_host
         )
+        self._scratch = Workspace(device)
         self._rows: tuple[RowId, ...] = ()
         """Rows of the last step that was told of."""
         self._index = np.zeros(0, np.int64)  # `_rows` as an array
@@ -81,6 +83,15 @@ class ResidentRows:
     def on_device(self, num_rows: int) -> RowsOnDevice:
         """Where the device finds the rows of a step of at most so many."""
         return RowsOnDevice(self._lines[:num_rows], self._num_rows, self.positions, self._tables)
+
+    def scaled_logits(self, num_logits: int) -> Tensor:
+        """[max_rows, num_logits] float32 with any content, the same memory for all recorded steps: only one of them is
+        computed at a time. As large as it gets from the first on, since a step keeps what it was recorded with."""
+        return self._scratch.take("scaled", (self._max_rows, num_logits), torch.float32)
+
+    def free_scratch(self) -> None:
+        """No recorded step is left."""
+        self._scratch.clear()
 
     def open(self, row: RowId, rules: Int64s) -> None:
         """Another request has the row; `rules` [NUM_RULES]."""

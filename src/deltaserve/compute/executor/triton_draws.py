@@ -20,7 +20,7 @@ _WHOLE = 2.0**50
 
 
 class TritonDraws:
-    """Draws for steps of so many rows. Its memory belongs to one recorded step."""
+    """Draws for steps of so many rows. Its memory belongs to one recorded step, but for what `rows` lends."""
 
     def __init__(self, rows: ResidentRows, num_rows: int, num_logits: int, way: WayToDraw) -> None:
         device, self._num_chunks = rows.positions.device, -(-num_logits // _CHUNK)
@@ -28,8 +28,7 @@ class TritonDraws:
         self._tops = torch.empty((num_rows, self._num_chunks), dtype=torch.float32, device=device)
         self._sums = torch.empty_like(self._tops)
         self._places = torch.empty_like(self._tops, dtype=torch.int32)  # of the first largest; negative: not finite
-        width = num_logits if way is WayToDraw.LIMITED else 0
-        self._scaled = torch.empty((num_rows, width), dtype=torch.float32, device=device)
+        self._scaled = rows.scaled_logits(num_logits if way is WayToDraw.LIMITED else 0)
 
     def draw(self, logits: Tensor, lines: Tensor, draws: Tensor) -> None:
         """logits [B, num_logits or more], lines [B] -> draws [2, B] int64: tokens, and 1 where logits are finite. The
@@ -237,7 +236,7 @@ def choose_limited(
     positions,  # moved on already
     last_drawn,
     tops,
-    scaled,  # [B, V] float32, scratch: (largest - x) / temperature
+    scaled,  # [B or more, V] float32, scratch: (largest - x) / temperature
     draws,
     num_logits,
     whole,
