@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from deltaserve.compute.memory.page_table import PageTable
 from deltaserve.control.sched.plan import PageUpdate
 from deltaserve.core.ids import PageId, PoolId, RowId
 from deltaserve.core.sampling import SamplingParams
+from tests.compute.attention.compiled_kernels import Constants
 from tests.compute.attention.step_tape import StepTape
 from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
 from tests.compute.executor.replaying import (
@@ -488,6 +490,22 @@ def check_draws_share_memory() -> None:
     kept = [tensor.untyped_storage() for draws in made for tensor in vars(draws).values() if isinstance(tensor, Tensor)]
     num_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in kept}.values())
     assert 6 * VOCAB * 4 <= num_bytes < 7 * VOCAB * 4
+
+
+def check_compiled_once() -> None:
+    """Kernels are the same for all numbers of rows: constants of three kernels are found."""
+    module: Any = importlib.import_module("deltaserve.compute.executor.triton_draws")
+    rows, kernels = ResidentRows(PageTable(1, 6, 1), 1, 6, torch.device("cpu")), Constants()
+    with patch.multiple(module, look_at_chunks=kernels, choose=kernels, choose_limited=kernels):
+        for num_rows in (5, 6):
+            lines, draws = torch.arange(num_rows), torch.zeros((2, num_rows), dtype=torch.int64)
+            module.TritonDraws(rows, num_rows, VOCAB, WayToDraw.LIMITED).draw(torch.zeros(6, VOCAB), lines, draws)
+    assert len(kernels.found) == 3
+
+
+@needs_triton
+def test_kernels_that_draw_are_compiled_once(process: KernelProcess) -> None:
+    run_in(process, check_compiled_once)
 
 
 @needs_triton

@@ -51,7 +51,6 @@ class TritonDraws:
                 self._places,
                 draws,
                 count,
-                NUM_ROWS=self._num_rows,
                 CHUNKS=self._num_chunks,
                 MOST=triton.next_power_of_2(self._num_chunks),
                 CHUNK=_CHUNK,
@@ -134,7 +133,6 @@ def choose(
     places,
     draws,  # [2, B] int64, out
     num_logits,
-    NUM_ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
     MOST: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -171,7 +169,7 @@ def choose(
         token = found * CHUNK + tl.minimum(tl.sum(passed.to(tl.int32), 0), last_of_chunk)
     token = tl.minimum(tl.maximum(token, 0), num_logits - 1).to(tl.int64)
     tl.store(draws + row, token)
-    tl.store(draws + NUM_ROWS + row, is_finite.to(tl.int64))
+    tl.store(draws + tl.num_programs(0) + row, is_finite.to(tl.int64))
     tl.store(last_drawn + line, token)
     tl.store(positions + line, position)
 
