@@ -171,8 +171,8 @@ class Checkpoint:
             spec, stored = spec.placed(placement), stored.placed(placement)
         local = spec.local(shard)
 
-        def weight_bytes(dtype: str, quantization: Quantization) -> int:
-            return rank_weight_bytes(stored, DType(dtype), shard, self.kinds, CODE_RULES[quantization])
+        def weight_bytes(dtype: str, quantization: Quantization, device: Device) -> int:
+            return rank_weight_bytes(stored, DType(dtype), shard, self.kinds, CODE_RULES[quantization], device)
 
         def pools(page_size: int, kv_dtype: str) -> tuple[PoolFacts, ...]:
             cache = spec.cache_spec(page_size, DType(kv_dtype), DType(state_dtype))
