@@ -10,7 +10,6 @@ import torch
 
 from deltaserve.compute.executor.candidates import SamplingLimits
 from deltaserve.compute.executor.launched import AtOnce, Launched
-from deltaserve.compute.executor.resident_decode import LaunchedRun
 from deltaserve.compute.executor.sampler import SampleRow, sample
 from deltaserve.compute.executor.unread_draws import draw_unread
 from deltaserve.control.sched.plan import (
@@ -47,7 +46,7 @@ class LaunchingDriver(Driver):
 
     def __init__(self, path: Path, device: str = "cpu") -> None:
         Driver.__init__(self, path, device=device)
-        self.launched: list[Launched | LaunchedRun | AtOnce] = []
+        self.launched: list[Launched | AtOnce] = []
 
     def run(self, plan: StepPlan) -> StepResult:
         """The result of the plan before: not before another one was launched."""
