@@ -12,7 +12,7 @@ from deltaserve.core.ids import PageId, PoolId, RowId
 from deltaserve.core.layout.shard import Shard
 from deltaserve.core.sampling import SamplingParams
 from deltaserve.core.tokens import pack_u32
-from tests.compute.executor.test_launched import RULES, LaunchingDriver, outputs, rules
+from tests.compute.executor.test_launched import RULES, LaunchingDriver, of_others, outputs, rules, spoiled_results
 from tests.compute.executor.world import Driver, check_generation, drawn, extend, random_tokens
 from tests.gpu.unwaiting import check_launch_waits_for_nothing
 
@@ -88,6 +88,13 @@ def test_steps_launched_ahead_draw_what_steps_draw(tiny_models: Path) -> None:
     sampling = [rules(seed, **changes) for seed, changes in enumerate(RULES.values())]
     launching, alone = (kind(tiny_models / "llama", device="cuda") for kind in (LaunchingDriver, Driver))
     assert outputs(launching, sampling) == outputs(alone, sampling)
+
+
+def test_one_step_that_is_not_finite_ends_that_request_only(tiny_models: Path) -> None:
+    launching, alone = (kind(tiny_models / "llama", device="cuda") for kind in (LaunchingDriver, Driver))
+    found = spoiled_results(launching, [0], {})
+    assert found[1].items[0].outcome is ItemOutcome.NOT_FINITE
+    assert of_others(found) == of_others(spoiled_results(alone, [], {}))
 
 
 def test_a_launch_waits_for_nothing(tiny_models: Path) -> None:

@@ -247,11 +247,18 @@ def test_decode_workers_that_share_experts_are_made_as_groups(tiny_models: Path,
 
 def test_a_member_is_planned_with_its_part_of_the_experts(tiny_models: Path) -> None:
     checkpoint = Checkpoint.open(str(tiny_models / "qwen3_moe"))
-    whole, part = (checkpoint.facts(num_members=size).weight_bytes("float32", "auto") for size in (1, 4))
+    whole, part = (checkpoint.facts(num_members=size).weight_bytes("float32", "auto", "cpu") for size in (1, 4))
     spec = checkpoint.spec
     moe = moe_of(spec)
     experts = 3 * moe.intermediate_size * spec.hidden_size * moe.num_experts * spec.num_layers * 4
     assert whole - part == experts * 3 // 4
+
+
+def test_a_tied_embedding_is_planned_once_for_a_gpu(tiny_models: Path) -> None:
+    checkpoint = Checkpoint.open(str(tiny_models / "qwen3"))
+    assert checkpoint.stored.tied_embeddings
+    on_cpu, on_gpu = (checkpoint.facts().weight_bytes("float32", "none", device) for device in ("cpu", "cuda"))
+    assert on_cpu - on_gpu == checkpoint.spec.vocab_size * checkpoint.spec.hidden_size * 4
 
 
 @pytest.mark.parametrize(

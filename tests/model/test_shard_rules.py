@@ -101,6 +101,7 @@ def test_every_element_has_its_place_and_is_counted(
                 num_values += shape.numel() if value.covers == (part,) else 0
         packed = spec.vocab_size // size * spec.hidden_size if spec.tied_embeddings else 0
         assert rank_weight_bytes(spec, DType.FLOAT32, shard) == 4 * (num_values + packed)
+        assert rank_weight_bytes(spec, DType.FLOAT32, shard, device="cuda") == 4 * num_values
     for part, times in seen.items():
         assert times.min() == times.max(), part
         assert times.max() in (1, size, size // spec.num_kv_heads), part

@@ -42,7 +42,9 @@ def three_pools(page_size: int, kv_dtype: str) -> tuple[PoolFacts, ...]:
 
 MODEL = ModelFacts(
     dtype="bfloat16",
-    weight_bytes=lambda dtype, quantization: 100 * MIB * ITEMSIZE[dtype] // (4 if quantization == "int8" else 1),
+    weight_bytes=lambda dtype, quantization, device: (
+        100 * MIB * ITEMSIZE[dtype] // (4 if quantization == "int8" else 1)
+    ),
     context_len=32_768,
     pools=one_pool,
     scratch_bytes=lambda sizes: sizes.max_rows * MIB,
@@ -90,7 +92,7 @@ def test_a_type_that_the_cpu_multiplies_slowly_is_kept_in_float32(dtype: str) ->
     narrow, wide = resolved(model), resolved(model, slow)
     assert (narrow.dtype, narrow.kv_cache_dtype, narrow.widened_from) == (dtype, dtype, None)
     assert (wide.dtype, wide.kv_cache_dtype, wide.widened_from) == ("float32", "float32", dtype)
-    assert wide.kv_bytes <= int(4096 * MIB * 0.4) - MODEL.weight_bytes("float32", "auto") - 32 * MIB
+    assert wide.kv_bytes <= int(4096 * MIB * 0.4) - MODEL.weight_bytes("float32", "auto", "cpu") - 32 * MIB
 
 
 def test_matrices_are_codes_where_the_native_library_computes() -> None:
@@ -109,7 +111,7 @@ def test_matrices_are_codes_where_the_native_library_computes() -> None:
     assert {config.quantization for config in without} == {"none"}
     small = resolved(model={"quantization": "int8"})
     assert small.kv_bytes > resolved().kv_bytes
-    assert MODEL.weight_bytes("bfloat16", "int8") == 50 * MIB
+    assert MODEL.weight_bytes("bfloat16", "int8", "cpu") == 50 * MIB
 
 
 @pytest.mark.parametrize(("backend", "told"), [("auto", "not compiled"), ("torch", None), ("native", None)])
@@ -384,7 +386,7 @@ def test_whatever_resolves_is_consistent(
     if num_pages == "auto":
         step_bytes = config.max_running_requests * MIB
         assert (
-            config.kv_bytes + MODEL.weight_bytes(config.dtype, config.quantization) + step_bytes
+            config.kv_bytes + MODEL.weight_bytes(config.dtype, config.quantization, config.device) + step_bytes
         ) * num_ranks <= machine.free_bytes
 
 
@@ -393,6 +395,23 @@ def test_workers_on_gpus_of_their_own_share_cores_and_no_memory() -> None:
     together = dataclasses.replace(apart, num_devices=1)
     assert resolved(machine=apart).num_threads == resolved(machine=together).num_threads == 4
     assert resolved(machine=apart).num_pages[0] > 2 * resolved(machine=together).num_pages[0]
+
+
+def test_weights_are_counted_as_the_device_keeps_them() -> None:
+    """A CPU may keep an output matrix twice."""
+
+    def pages(facts: ModelFacts, machine: MachineFacts) -> int:
+        return resolved(facts, machine, memory={"page_size": 16}).num_pages[0]
+
+    twice = dataclasses.replace(MODEL, weight_bytes=lambda dtype, quantization, device: (1 + (device == "cpu")) * MIB)
+    one, two = (dataclasses.replace(MODEL, weight_bytes=lambda *_, mib=mib: mib * MIB) for mib in (1, 2))
+    assert pages(twice, CUDA) == pages(one, CUDA) > pages(two, CUDA)
+    assert pages(twice, MACHINE) == pages(two, MACHINE) < pages(one, MACHINE)
+    most = pages(one, CUDA)
+    full = dataclasses.replace(CUDA, total_bytes=most * 16 * 2048 + MIB)
+    assert resolved(twice, full, memory={"page_size": 16, "num_pages": most}).num_pages == (most,)
+    with pytest.raises(ConfigError, match="--num-pages"):
+        resolved(two, full, memory={"page_size": 16, "num_pages": most})
 
 
 @pytest.mark.parametrize("share", ["auto", 0.9, 0.5])
@@ -404,7 +423,7 @@ def test_prefill_and_decode_on_one_gpu_fit_into_its_share(share: float | str) ->
     found = resolved(machine=both, memory=memory)
     assert found.transfer_backend == "local"
     budget = int(8192 * MIB * (0.85 if share == "auto" else float(share)))
-    used = found.kv_bytes + MODEL.weight_bytes(found.dtype, "none")
+    used = found.kv_bytes + MODEL.weight_bytes(found.dtype, "none", "cuda")
     assert 2 * used <= budget
     assert found.num_pages[0] <= resolved(machine=alone, memory=memory).num_pages[0]
     with pytest.raises(ConfigError, match=r"static 0.01: .* for each of 2 worker processes .* raise it, or take fewer"):

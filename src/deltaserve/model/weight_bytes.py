@@ -19,9 +19,10 @@ def rank_weight_bytes(
     shard: Shard,
     kinds: Mapping[str, str] | None = None,
     rules: CodeRules = _EXACT,
+    device: str = "cpu",
 ) -> int:
-    """Bytes of the weights that one rank loads. `stored`: see `as_stored`; `kinds`: see `stored_kinds`, none where
-    None."""
+    """Bytes of the weights that one rank loads on a kind of device. `stored`: see `as_stored`; `kinds`: see
+    `stored_kinds`, none where None."""
     parts = tensor_parts(stored)
     tied = EMBEDDING if stored.tied_embeddings else None
     forms = plan_codes(parts, kinds or {}, shard, tied).forms
@@ -39,7 +40,7 @@ def rank_weight_bytes(
     if stored.tied_embeddings:
         shape = parts[EMBEDDING].shape_on(shard)
         codes = code_bytes(HEAD, shape, forms.get(EMBEDDING), rules)
-        # On most CPUs a tied output matrix is packed into a second copy (compute/weights/packing.py).
-        packed = 0 if dtype is DType.FLOAT16 else prod(shape) * dtype.itemsize
+        # On most CPUs a tied output matrix is packed into a second copy (compute/weights/packing.py); GPUs have none.
+        packed = 0 if device != "cpu" or dtype is DType.FLOAT16 else prod(shape) * dtype.itemsize
         total += packed if codes is None else codes
     return total

@@ -42,8 +42,8 @@ class ModelFacts:
 
     dtype: str
     """Type of the weights, as in --dtype."""
-    weight_bytes: Callable[[str, Quantization], int]
-    """(dtype, quantization) |-> bytes of all weights that a rank loads."""
+    weight_bytes: Callable[[str, Quantization, Device], int]
+    """(dtype, quantization, device) |-> bytes of all weights that a rank loads."""
     context_len: int
     pools: Callable[[int, str], tuple[PoolFacts, ...]]
     """(page size, KV dtype) |-> its pools, FULL first. The layout computes bytes, not we."""
@@ -266,7 +266,7 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         num_pages = min(useful, affordable)
     else:
         num_pages = settings.memory.num_pages
-        _check_room(num_pages, pools, model.weight_bytes(dtype, quantization), machine)
+        _check_room(num_pages, pools, model.weight_bytes(dtype, quantization, device), machine)
     context_len = _context_len(settings, wanted_len, num_pages * page_size)
     own_threads = _own_threads(settings, machine)
     return ResolvedConfig(
@@ -604,7 +604,7 @@ def _affordable_pages(
     asked = settings.memory.mem_fraction_static
     share = _MEMORY_SHARE[step.device] if asked == "auto" else asked
     budget = int(machine.free_bytes * share) // machine.num_on_device
-    weights = model.weight_bytes(dtype, quantization)
+    weights = model.weight_bytes(dtype, quantization, step.device)
     reachable = max(1, pools.num_full(budget - weights)) * step.page_size  # no row is longer than the pool
     scratch = model.scratch_bytes(replace(step, context_len=min(step.context_len, reachable)))
     num_pages = pools.num_full(budget - weights - scratch)

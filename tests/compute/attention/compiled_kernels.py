@@ -1,6 +1,7 @@
 """Triton's kernels compiled for a GPU that need not be there. For a process that does not interpret them."""
 
 import importlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
@@ -11,6 +12,16 @@ class Target(NamedTuple):
     head_dim: int
     value_dim: int
     group_size: int
+
+
+class Constants:
+    """In place of a kernel: the constants that it is compiled for."""
+
+    def __init__(self) -> None:
+        self.found: set[tuple[tuple[str, object], ...]] = set()
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *tensors, **constants: self.found.add(tuple(constants.items()))
 
 
 def compiled_sizes(target: Target) -> list[int]:

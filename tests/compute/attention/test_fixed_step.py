@@ -21,6 +21,7 @@ from deltaserve.compute.executor.step_recorder import StepRecorder
 from deltaserve.compute.memory.page_table import Table
 from deltaserve.core.layout.dtype import DType
 from tests.compute.attention.attention_world import POOL, Shape, World
+from tests.compute.attention.compiled_kernels import Constants
 from tests.compute.attention.step_tape import StepTape
 from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
 
@@ -141,6 +142,23 @@ def tiles_read(tiles: Any, tokens: Any, pages: Any) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("group_size", [1, 4, 24])
 def test_the_device_makes_the_list_of_the_host(process: KernelProcess, group_size: int, window_len: int | None) -> None:
     run_in(process, check_row_work, group_size, window_len)
+
+
+def check_planning_is_compiled_once() -> None:
+    """The kernel is the same for numbers of rows with the same next power of two."""
+    row_work: Any = importlib.import_module("deltaserve.compute.attention.triton.row_work")
+    kernel, cut = Constants(), row_work.RowCut(16, None, 4, 2, TileSize(16, 32))
+    with patch.object(row_work, "plan_rows", kernel):
+        for num_rows in (5, 6):
+            rows = OnDevice(np.zeros((12, 80), np.int32), num_rows)
+            capacity = WorkCapacity(num_rows, results=40, short=80, long=0, listed=16, pages=0)
+            row_work.RowWork(rows.rows, rows.of_device, cut, capacity).plan()
+    assert len(kernel.found) == 1
+
+
+@needs_triton
+def test_planning_is_compiled_once(process: KernelProcess) -> None:
+    run_in(process, check_planning_is_compiled_once)
 
 
 def test_rows_share_without_gaps_from_the_root() -> None:

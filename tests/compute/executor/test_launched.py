@@ -3,16 +3,24 @@
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from deltaserve.compute.executor.candidates import SamplingLimits
 from deltaserve.compute.executor.launched import AtOnce, Launched
-from deltaserve.compute.executor.resident_decode import LaunchedRun
 from deltaserve.compute.executor.sampler import SampleRow, sample
 from deltaserve.compute.executor.unread_draws import draw_unread
-from deltaserve.control.sched.plan import ItemOutcome, PlanItem, StepPlan, StepResult, TokenOf, TokenValues
+from deltaserve.control.sched.plan import (
+    ItemOutcome,
+    ItemResult,
+    PlanItem,
+    StepPlan,
+    StepResult,
+    TokenOf,
+    TokenValues,
+)
 from deltaserve.core.ids import RowId, StepIndex
 from deltaserve.core.sampling import SamplingParams
 from deltaserve.core.tokens import pack_u32
@@ -38,7 +46,7 @@ class LaunchingDriver(Driver):
 
     def __init__(self, path: Path, device: str = "cpu") -> None:
         Driver.__init__(self, path, device=device)
-        self.launched: list[Launched | LaunchedRun | AtOnce] = []
+        self.launched: list[Launched | AtOnce] = []
 
     def run(self, plan: StepPlan) -> StepResult:
         """The result of the plan before: not before another one was launched."""
@@ -125,6 +133,42 @@ def test_a_row_that_is_not_finite_is_told_and_harms_nobody(tiny_models: Path) ->
         assert [result.items[0].outcome for result in results[1:]] == [ItemOutcome.NOT_FINITE] * 3
         found.append([result.items[1] for result in results])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("changes", [{}, {"logprobs": 2}], ids=["launched", "at once"])
+def test_one_step_that_is_not_finite_ends_that_request_only(tiny_models: Path, changes: dict[str, Any]) -> None:
+    """The step behind it is launched, or computed at once, before the host hears of it, and its logits are finite."""
+    found = spoiled_results(LaunchingDriver(tiny_models / "llama"), [0], changes)
+    assert found[1].items[0].outcome is ItemOutcome.NOT_FINITE
+    assert of_others(found) == of_others(spoiled_results(Driver(tiny_models / "llama"), [], changes))
+
+
+def spoiled_results(driver: Driver, spoiled: Sequence[int], changes: dict[str, Any]) -> list[StepResult]:
+    """Two rows decode, of which the logits of `spoiled` are no numbers in the first decode step alone. A third row of
+    other rules joins them in the next one, behind which row 0 leaves."""
+    decoder, prompts = driver.executor._decoder, [random_tokens(20, row) for row in range(3)]
+    logits_of = decoder.logits
+
+    def spoil(hidden: torch.Tensor) -> torch.Tensor:
+        logits = logits_of(hidden)
+        logits[list(spoiled)] = float("nan")
+        return logits
+
+    for row in range(2):
+        driver.open(row, prompts[row], rules(row))
+    results = [driver.step([prompt_item(row, prompts[row]) for row in range(2)])]
+    with patch.object(decoder, "logits", spoil):
+        results.append(driver.step([driver.decode(row, 20) for row in range(2)]))
+    driver.open(2, prompts[2], rules(2, **changes))
+    results.append(driver.step([driver.decode(0, 21), driver.decode(1, 21), prompt_item(2, prompts[2])]))
+    results.append(driver.step([driver.decode(1, 22), driver.decode(2, 20)], closes=[0]))
+    results.append(driver.step([driver.decode(1, 23), driver.decode(2, 21)]))
+    return [launched.wait() for launched in driver.launched] if isinstance(driver, LaunchingDriver) else results
+
+
+def of_others(results: Sequence[StepResult]) -> list[list[ItemResult]]:
+    """Results of all rows but the first."""
+    return [[item for item in result.items if item.row] for result in results]
 
 
 def test_a_step_that_fails_ends_its_requests_only(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

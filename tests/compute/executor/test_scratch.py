@@ -136,6 +136,14 @@ def test_a_rank_counts_its_heads_and_the_logits_of_all_tokens(tiny_models: Path,
     assert two.vocab_size == spec.vocab_size
 
 
+def test_recorded_steps_keep_scaled_logits_of_all_rows(spec: ModelSpec) -> None:
+    larger = replace(spec, vocab_size=2 * spec.vocab_size)
+    on_cpu, on_gpu = (
+        scratch_bytes(larger, sizes) - scratch_bytes(spec, sizes) for sizes in (SIZES, replace(SIZES, device="cuda"))
+    )
+    assert on_gpu - on_cpu == SIZES.max_rows * spec.vocab_size * 4
+
+
 def test_scratch_of_a_long_extend_does_not_grow_with_its_context(spec: ModelSpec) -> None:
     torch.set_num_threads(1)
     kept = []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from deltaserve.compute.memory.page_table import PageTable
 from deltaserve.control.sched.plan import PageUpdate
 from deltaserve.core.ids import PageId, PoolId, RowId
 from deltaserve.core.sampling import SamplingParams
+from tests.compute.attention.compiled_kernels import Constants
 from tests.compute.attention.step_tape import StepTape
 from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
 from tests.compute.executor.replaying import (
@@ -288,6 +290,23 @@ def test_pages_are_told_as_the_tables_are_then() -> None:
         assert rows.on_device(1).tables[pool][:3].tolist() == tables.table(PoolId(pool)).tolist()
 
 
+def test_pages_that_no_recorded_step_asks_for_are_not_remembered_one_by_one() -> None:
+    """A worker may compute other steps for days, or none may be recorded any more."""
+    tables = PageTable(2, 3, 9)
+    rows = ResidentRows(tables, 2, 3, torch.device("cpu"))
+    most = 0
+    for number in range(10_000):
+        update = PageUpdate(RowId(number % 3), PoolId(number % 2), number % 9, (PageId(number),))
+        tables.write(update.pool, update.row, update.first_index, update.pages)
+        rows.write_pages([update])
+        most = max(most, len(rows._new_pages))
+    assert 1000 < most < 5000
+    rows.prepare(DecodingRows((RowId(1),), np.array([0]), {RowId(1): 1}, (), 16))
+    for pool in range(2):
+        assert rows.on_device(1).tables[pool][:3].tolist() == tables.table(PoolId(pool)).tolist()
+    assert not rows._has_new_pages
+
+
 @pytest.mark.parametrize("part", ["rules", "pages", "positions"])
 def test_what_was_lost_on_its_way_is_told_again(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that a failed step was to tell is taken for known: another request's pages or rules would be used."""
@@ -334,11 +353,13 @@ def test_other_steps_are_not_recorded() -> None:
 
 
 def test_where_a_recording_fails_steps_go_on_without(caplog: pytest.LogCaptureFixture) -> None:
-    graphs, _, rooms, recorder = Replaying.of(4)
+    graphs, rows, rooms, recorder = Replaying.of(4)
     assert graphs.forward(inputs_of([1], [1])) is not None
+    assert rows.scaled_logits(VOCAB).shape == (4, VOCAB)
     recorder.error = RuntimeError("operation not permitted when stream is capturing\nand a page more")
     assert [graphs.forward(inputs_of([1] * n, [1] * n)) for n in (2, 2, 1, 4)] == [None] * 4
     assert (recorder.num_asked, len(rooms.made)) == (2, 2)
+    assert not rows._scratch.num_bytes
     assert [record.message for record in caplog.records] == [
         "CUDA graphs: none from now on; to record a step of 2 rows ends with "
         "RuntimeError: operation not permitted when stream is capturing"
@@ -460,6 +481,36 @@ def check_not_finite() -> None:
 @needs_triton
 def test_kernels_tell_of_logits_that_are_not_finite(process: KernelProcess) -> None:
     run_in(process, check_not_finite)
+
+
+def check_draws_share_memory() -> None:
+    """Only one recorded step is computed at a time: logits that are scaled stand in one place for all of them."""
+    rows = ResidentRows(PageTable(1, 6, 1), 1, 6, torch.device("cpu"))
+    made = [triton_draws()(rows, num_rows, VOCAB, way) for num_rows in (1, 2, 4, 6) for way in WayToDraw]
+    kept = [tensor.untyped_storage() for draws in made for tensor in vars(draws).values() if isinstance(tensor, Tensor)]
+    num_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in kept}.values())
+    assert 6 * VOCAB * 4 <= num_bytes < 7 * VOCAB * 4
+
+
+def check_compiled_once() -> None:
+    """Kernels are the same for all numbers of rows: constants of three kernels are found."""
+    module: Any = importlib.import_module("deltaserve.compute.executor.triton_draws")
+    rows, kernels = ResidentRows(PageTable(1, 6, 1), 1, 6, torch.device("cpu")), Constants()
+    with patch.multiple(module, look_at_chunks=kernels, choose=kernels, choose_limited=kernels):
+        for num_rows in (5, 6):
+            lines, draws = torch.arange(num_rows), torch.zeros((2, num_rows), dtype=torch.int64)
+            module.TritonDraws(rows, num_rows, VOCAB, WayToDraw.LIMITED).draw(torch.zeros(6, VOCAB), lines, draws)
+    assert len(kernels.found) == 3
+
+
+@needs_triton
+def test_kernels_that_draw_are_compiled_once(process: KernelProcess) -> None:
+    run_in(process, check_compiled_once)
+
+
+@needs_triton
+def test_draws_of_all_numbers_of_rows_share_their_memory(process: KernelProcess) -> None:
+    run_in(process, check_draws_share_memory)
 
 
 @pytest.mark.parametrize(

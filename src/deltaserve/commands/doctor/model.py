@@ -40,7 +40,8 @@ def _pool(checkpoint: Checkpoint, settings: Settings) -> Line:
     text = f"a new server would have {num_pages} of {resolved.page_size} tokens per worker "
     text += f"({size(page_bytes)} each, {resolved.kv_cache_dtype})"
     text += f", {size(resolved.kv_bytes)}; longest request {resolved.context_len} tokens"
-    weights = checkpoint.facts(resolved.tp_size).weight_bytes(resolved.dtype, resolved.quantization)
+    facts = checkpoint.facts(resolved.tp_size)
+    weights = facts.weight_bytes(resolved.dtype, resolved.quantization, resolved.device)
     text += f"; weights {size(weights)}" + (" on each rank" if resolved.tp_size > 1 else "")
     is_short = resolved.context_len < checkpoint.spec.max_position
     return Line(Level.WARN if is_short else Level.OK, "pages", text)

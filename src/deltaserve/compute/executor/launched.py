@@ -98,9 +98,7 @@ class Launched:
         """When it returns, the pages that the step wrote may be read by anybody. Raises where the device is lost."""
         with self._lock:
             if self._result is None:
-                tokens, is_finite = self._on_host.read().tolist()
-                self._tokens = [token if ok else None for token, ok in zip(tokens, is_finite, strict=True)]
-                self._result = self._read()
+                self._result = self._read(self._on_host.read())
         return self._result
 
     def settle(self) -> None:
@@ -108,7 +106,10 @@ class Launched:
         for one, token in zip(self._drawing, self._tokens, strict=True):
             one.row.read(self._of_step.step, one.position, token)
 
-    def _read(self) -> StepResult:
+    def _read(self, values: Tensor) -> StepResult:
+        """`values`: see DrawsOnHost."""
+        tokens, is_finite = values.tolist()
+        self._tokens = [token if ok else None for token, ok in zip(tokens, is_finite, strict=True)]
         found = {one.item.row: token for one, token in zip(self._drawing, self._tokens, strict=True)}
         items = [drawn_result(item.row, found[item.row]) if item.row in found else item for item in self._of_step.items]
         return replace(self._of_step, items=tuple(items), seconds=self._clock.end(self._launched_at))

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from threading import Lock
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from deltaserve.compute.executor.inputs import shared_of, wants_more
-from deltaserve.compute.executor.launched import DrawingItem, DrawsOnHost, StepClock, drawn_result
+from deltaserve.compute.executor.launched import DrawingItem, DrawsOnHost, Launched, StepClock, drawn_result
 from deltaserve.compute.executor.resident_rows import DecodingRows, ResidentRows
 from deltaserve.compute.executor.row_rules import WayToDraw, packed_rules
 from deltaserve.compute.executor.row_state import DecodeRun, Row
@@ -66,7 +65,7 @@ class ResidentDecode:
             return False
         return plan.decode.continues(run.decode) and plan.work.shared is run.work
 
-    def launch(self, plan: StepPlan, rows: Mapping[RowId, Row], launched_at: float) -> "LaunchedRun | None":
+    def launch(self, plan: StepPlan, rows: Mapping[RowId, Row], launched_at: float) -> Launched | None:
         """The plan has been applied. None: it is no step of rows that each draw one token on the device, or none that
         is recorded. Raises whatever launching raises."""
         run = self._run
@@ -144,37 +143,18 @@ class ResidentDecode:
         return token
 
 
-class LaunchedRun:
-    """A step of a run (see Launched): rows learn nothing of it. `wait` from any thread."""
+class LaunchedRun(Launched):
+    """A step of a run: rows learn nothing of it."""
 
     def __init__(
         self, result: StepResult, plan: StepPlan, draws: DrawsOnHost, clock: StepClock, launched_at: float
     ) -> None:
         """`result`: without what is drawn."""
-        self._of_step = result
+        Launched.__init__(self, result, (), draws, clock, launched_at)
         self._plan = plan
-        self._on_host = draws
-        self._clock = clock
-        self._launched_at = launched_at
-        self._lock = Lock()
-        self._result: StepResult | None = None
 
-    @property
-    def is_over(self) -> bool:
-        return self._result is not None
-
-    def wait(self) -> StepResult:
-        """When it returns, the pages that the step wrote may be read by anybody. Raises where the device is lost."""
-        with self._lock:
-            if self._result is None:
-                tokens, is_finite = self._on_host.read()
-                self._result = self._read(tokens, is_finite)
-        return self._result
-
-    def settle(self) -> None:
-        """Rows learn nothing."""
-
-    def _read(self, tokens: torch.Tensor, is_finite: torch.Tensor) -> StepResult:
+    def _read(self, values: Tensor) -> StepResult:
+        tokens, is_finite = values
         seconds, of_step, plan = self._clock.end(self._launched_at), self._of_step, self._plan
         if plan.num_going_on == len(tokens) and bool(is_finite.all()):
             return replace(of_step, decoded=tokens.numpy().astype("<u4").tobytes(), seconds=seconds)

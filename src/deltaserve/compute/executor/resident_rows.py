@@ -19,11 +19,14 @@ from deltaserve.compute.attention.fixed_step import RowsOnDevice, RowsToCome
 from deltaserve.compute.executor.row_rules import idle_rules
 from deltaserve.compute.memory.host_arrays import on_device
 from deltaserve.compute.memory.page_table import PageTable
+from deltaserve.compute.memory.workspace import Workspace
 from deltaserve.control.sched.plan import PageUpdate
 from deltaserve.core.ids import PoolId, RowId
 
 _UNKNOWN = -1
 """A position that no row has: it is told."""
+_MOST_UPDATES = 4096
+"""Updates of pages that are remembered for the device; with more it is told whole tables."""
 Int64s = npt.NDArray[np.int64]
 
 
@@ -66,6 +69,7 @@ class ResidentRows:
         self._tables = tuple(
             torch.zeros((num_lines, table.shape[1]), dtype=torch.int32, device=device) for table in self._of_host
         )
+        self._scratch = Workspace(device)
         self._rows: tuple[RowId, ...] = ()
         """Rows of the last step that was told of."""
         self._index = np.zeros(0, np.int64)  # `_rows` as an array
@@ -80,14 +84,27 @@ class ResidentRows:
         """Where the device finds the rows of a step of at most so many."""
         return RowsOnDevice(self._lines[:num_rows], self._num_rows, self.positions, self._tables)
 
+    def scaled_logits(self, num_logits: int) -> Tensor:
+        """[max_rows, num_logits] float32 with any content, the same memory for all recorded steps: only one of them is
+        computed at a time. As large as it gets from the first on, since a step keeps what it was recorded with."""
+        return self._scratch.take("scaled", (self._max_rows, num_logits), torch.float32)
+
+    def free_scratch(self) -> None:
+        """No recorded step is left."""
+        self._scratch.clear()
+
     def open(self, row: RowId, rules: Int64s) -> None:
         """Another request has the row; `rules` [NUM_RULES]."""
         self._rules_of_host[row] = rules
         self._new_rules.add(row)
 
     def write_pages(self, updates: Iterable[PageUpdate]) -> None:
-        """The host's tables have new pages."""
+        """The host's tables have new pages. The device is told before the next recorded step, which may never come."""
+        if not self._knows_pages:
+            return
         self._new_pages.extend(updates)
+        if len(self._new_pages) > _MOST_UPDATES:
+            self._forget_pages()
 
     def prepare(self, step: DecodingRows) -> None:
         """Tell the device what it needs to know for this step."""
@@ -116,7 +133,11 @@ class ResidentRows:
         self._rows, self._index = (), np.zeros(0, np.int64)
         self._next.fill(_UNKNOWN)
         self._new_rules = set(map(RowId, range(self._max_rows)))
-        self._knows_pages = False
+        self._forget_pages()
+
+    def _forget_pages(self) -> None:
+        """The device is told all of them anew."""
+        self._new_pages, self._knows_pages = [], False
 
     def _changes(self, step: DecodingRows) -> list[_LineChange]:
         changes = []

@@ -86,9 +86,9 @@ class Row:
             self._on_device, self._run = run.step, None
 
     def read(self, step: StepIndex, position: int, token: int | None) -> None:
-        """`token` was drawn in `step`, which left it unread; None: its logits were not finite."""
-        if token is not None:
-            self._learn(step, position, token)
+        """`token` was drawn in `step`, which left it unread. None: its logits were not finite; the next step may be
+        under way all the same and draws behind a token 0, as `drawn_in` says."""
+        self._learn(step, position, 0 if token is None else token)
 
     def is_on_device(self, step: StepIndex) -> bool:
         """Whether the token that the device drew for the row last is that of `step`."""

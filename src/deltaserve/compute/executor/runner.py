@@ -20,7 +20,7 @@ from deltaserve.compute.executor.grammar_masks import GrammarMasks, Masks
 from deltaserve.compute.executor.inputs import StepInputs, num_draws, step_inputs, wants_more
 from deltaserve.compute.executor.launched import AtOnce, DrawingItem, DrawsOnHost, Launched, StepClock
 from deltaserve.compute.executor.model_drafter import ModelDrafter
-from deltaserve.compute.executor.resident_decode import LaunchedRun, ResidentDecode
+from deltaserve.compute.executor.resident_decode import ResidentDecode
 from deltaserve.compute.executor.resident_rows import ResidentRows
 from deltaserve.compute.executor.row_state import Row
 from deltaserve.compute.executor.sampler import SampleRow, finite_rows, sample, token_logprobs
@@ -147,7 +147,7 @@ class TorchExecutor:
         self._rows: dict[RowId, Row] = {}
         self._grammars = GrammarMasks(sizes.grammars, decoder.spec.vocab_size)
         self._threads = StepThreads(native, sizes.least_threads, sizes.num_threads)
-        self._under_way: deque[Launched | LaunchedRun] = deque()
+        self._under_way: deque[Launched] = deque()
         self._resident = ResidentRows(self._tables, cache.num_pools, sizes.max_rows, device)
         self._clock = StepClock()
         self._graphs: StepGraphs | None = None
@@ -214,7 +214,7 @@ class TorchExecutor:
         return self._compute_or_fail(plan, inputs) if self._is_alone else self._compute(plan, inputs)
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Launched | LaunchedRun | AtOnce:
+    def launch(self, plan: StepPlan) -> Launched | AtOnce:
         """Begin a step as `execute` does, but it may return before the device has computed it. Steps end in their
         order."""
         while self._under_way and self._under_way[0].is_over:

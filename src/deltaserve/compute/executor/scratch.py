@@ -34,12 +34,14 @@ def _activations(spec: ModelSpec, num_tokens: int) -> int:
 
 
 def _recorded(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Bytes of recorded decode steps (step_graphs.py): the activations of the largest, which lie apart, and partial
-    results, for which there is room for a power of two, while smaller steps keep what they had before: each doubles."""
+    """Bytes of recorded decode steps (step_graphs.py): the activations of the largest, which lie apart, scaled logits,
+    and partial results, for which there is room for a power of two, while smaller steps keep what they had before: each
+    doubles."""
     if sizes.device == "cpu" or why_not_recordable(spec) is not None:
         return 0
     results = sizes.max_rows * (sizes.context_len // sizes.split_tokens + 2)
-    return _activations(spec, sizes.max_rows) + 4 * results * spec.num_heads * (spec.head_dim + 1) * _FLOAT
+    floats = sizes.max_rows * spec.vocab_size + 4 * results * spec.num_heads * (spec.head_dim + 1)
+    return _activations(spec, sizes.max_rows) + floats * _FLOAT
 
 
 def _logits(spec: ModelSpec, sizes: StepSizes) -> int:

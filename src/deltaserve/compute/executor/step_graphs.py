@@ -166,6 +166,7 @@ class StepGraphs:
             _log.warning("CUDA graphs: none from now on; to record a step of %d rows ends with %s", number, reason)
             self._has_failed = True
             self._buckets.clear()
+            self._rows.free_scratch()
             return None
         replay()
         return recorded

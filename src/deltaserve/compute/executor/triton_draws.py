@@ -20,7 +20,7 @@ _WHOLE = 2.0**50
 
 
 class TritonDraws:
-    """Draws for steps of so many rows. Its memory belongs to one recorded step."""
+    """Draws for steps of so many rows. Its memory belongs to one recorded step, but for what `rows` lends."""
 
     def __init__(self, rows: ResidentRows, num_rows: int, num_logits: int, way: WayToDraw) -> None:
         device, self._num_chunks = rows.positions.device, -(-num_logits // _CHUNK)
@@ -28,8 +28,7 @@ class TritonDraws:
         self._tops = torch.empty((num_rows, self._num_chunks), dtype=torch.float32, device=device)
         self._sums = torch.empty_like(self._tops)
         self._places = torch.empty_like(self._tops, dtype=torch.int32)  # of the first largest; negative: not finite
-        width = num_logits if way is WayToDraw.LIMITED else 0
-        self._scaled = torch.empty((num_rows, width), dtype=torch.float32, device=device)
+        self._scaled = rows.scaled_logits(num_logits if way is WayToDraw.LIMITED else 0)
 
     def draw(self, logits: Tensor, lines: Tensor, draws: Tensor) -> None:
         """logits [B, num_logits or more], lines [B] -> draws [2, B] int64: tokens, and 1 where logits are finite. The
@@ -52,7 +51,6 @@ class TritonDraws:
                 self._places,
                 draws,
                 count,
-                NUM_ROWS=self._num_rows,
                 CHUNKS=self._num_chunks,
                 MOST=triton.next_power_of_2(self._num_chunks),
                 CHUNK=_CHUNK,
@@ -135,7 +133,6 @@ def choose(
     places,
     draws,  # [2, B] int64, out
     num_logits,
-    NUM_ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
     MOST: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -172,7 +169,7 @@ def choose(
         token = found * CHUNK + tl.minimum(tl.sum(passed.to(tl.int32), 0), last_of_chunk)
     token = tl.minimum(tl.maximum(token, 0), num_logits - 1).to(tl.int64)
     tl.store(draws + row, token)
-    tl.store(draws + NUM_ROWS + row, is_finite.to(tl.int64))
+    tl.store(draws + tl.num_programs(0) + row, is_finite.to(tl.int64))
     tl.store(last_drawn + line, token)
     tl.store(positions + line, position)
 
@@ -237,7 +234,7 @@ def choose_limited(
     positions,  # moved on already
     last_drawn,
     tops,
-    scaled,  # [B, V] float32, scratch: (largest - x) / temperature
+    scaled,  # [B or more, V] float32, scratch: (largest - x) / temperature
     draws,
     num_logits,
     whole,

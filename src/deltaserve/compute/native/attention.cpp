@@ -11,16 +11,11 @@ namespace {
 
 constexpr int64_t kShortProducts = 1 << 18;  // computed sooner by one thread than another wakes
 
-const AttentionKernel* kernel_of(int isa) {
-    const Kernels* kernels = kernels_of(isa);
-    return kernels == nullptr ? nullptr : kernels->attention;
-}
-
 }  // namespace
 
 bool ds_attend(DsContext* context, const DsPlan* plan, int isa, const DsAttend* call) {
-    const AttentionKernel* kernel = kernel_of(isa);
-    if (kernel == nullptr) return false;
+    const Kernels* kernels = kernels_of(isa);
+    if (kernels == nullptr) return false;
     try {
         const int num_heads = plan->work.num_kv_heads * plan->work.group_size;
         float* parts = context->parts.take(plan->num_parts * num_heads * padded(plan->work.value_dim));
@@ -35,10 +30,10 @@ bool ds_attend(DsContext* context, const DsPlan* plan, int isa, const DsAttend* 
             for (int64_t i = 0; i < count; i++) task(i, 0);
         };
         run((int64_t)plan->tasks.size(), plan->num_products, [&](int64_t i, int thread) {
-            kernel->run_task(view, *call, plan->tasks[i], scratch[thread]);
+            kernels->attention->run_task(view, *call, plan->tasks[i], scratch[thread]);
         });
         run((int64_t)plan->merges.size(), plan->num_parts * num_heads * plan->work.value_dim, [&](int64_t i, int thread) {
-            kernel->merge(view, *call, plan->merges[i], scratch[thread]);
+            kernels->attention->merge(view, *call, plan->merges[i], scratch[thread]);
         });
         return true;
     } catch (const std::bad_alloc&) {

@@ -12,9 +12,6 @@
 #include "tiles.h"
 #endif
 
-#define DS_JOIN(a, b) a##b
-#define DS_NAME(prefix, isa) DS_JOIN(prefix, isa)
-
 namespace deltaserve {
 
 namespace {
@@ -59,7 +56,6 @@ template <class P> struct OneChain : P {
     static constexpr bool kOneChain = true;
 };
 
-DS_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 DS_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Rows of one task, and what is known of them so far.

@@ -8,9 +8,6 @@
 
 #include "rows.h"
 
-#define DS_JOIN(a, b) a##b
-#define DS_NAME(prefix, isa) DS_JOIN(prefix, isa)
-
 namespace deltaserve {
 
 namespace {
@@ -26,8 +23,6 @@ constexpr int64_t kDirectRows = 8 * kBlockRows;  // more of them meet expanded c
 #else
 constexpr int64_t kDirectRows = 2 * kBlockRows;
 #endif
-
-DS_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // What is read next but for so many bytes: panels lie one behind the other.
 constexpr int64_t kAhead = 4096;

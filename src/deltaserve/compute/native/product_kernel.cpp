@@ -11,9 +11,6 @@
 #include "tiles.h"
 #endif
 
-#define DS_JOIN(a, b) a##b
-#define DS_NAME(prefix, isa) DS_JOIN(prefix, isa)
-
 namespace deltaserve {
 
 namespace {
@@ -21,8 +18,6 @@ namespace {
 constexpr int kTileRows = 6;
 constexpr int64_t kVectorRows = 64;  // of a call, where vectors compute
 constexpr int kDepthBytes = 256;  // of a column: 16 KiB of a panel at once
-
-DS_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Part of a panel, for some rows. The sums start at zero, or go on.
 struct Tile {

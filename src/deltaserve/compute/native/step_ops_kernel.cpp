@@ -5,9 +5,6 @@
 
 #include "rows.h"
 
-#define DS_JOIN(a, b) a##b
-#define DS_NAME(prefix, isa) DS_JOIN(prefix, isa)
-
 namespace deltaserve {
 
 namespace {

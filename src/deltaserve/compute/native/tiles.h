@@ -14,7 +14,6 @@ namespace {
 constexpr int kTile = 16;                // rows of a register, and columns of 4 bytes: a number, or a pair of factors
 constexpr int kTileBytes = 4 * kTile;    // of a row
 constexpr int kTilePair = 2 * kTile;     // factors of a row
-constexpr int kTileFloats = kTile * kTile;
 
 // act(Count<0>), act(Count<1>) and so on: registers are named by constants.
 template <int kCount, class Act> DS_INLINE void for_each(Act act) {

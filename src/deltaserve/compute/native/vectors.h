@@ -26,6 +26,10 @@ typedef uint8_t ByteVec __attribute__((vector_size(kLanes)));
 
 #define DS_INLINE inline __attribute__((always_inline))
 
+// prefix##isa where `isa` is a macro: it is expanded first.
+#define DS_JOIN(a, b) a##b
+#define DS_NAME(prefix, isa) DS_JOIN(prefix, isa)
+
 // A number as a type: lambdas take it for their templates' arguments.
 template <int kCount> struct Count {
     static constexpr int value = kCount;
@@ -36,6 +40,8 @@ template <class V> DS_INLINE V load_as(const void* from) {
     memcpy(&v, from, sizeof v);
     return v;
 }
+
+DS_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 DS_INLINE Vec load(const float* from) { return load_as<Vec>(from); }
 DS_INLINE void store(float* to, Vec v) { memcpy(to, &v, sizeof v); }

@@ -10,21 +10,20 @@ import triton.language as tl
 
 @triton.jit
 def plan_rows(
-    lines,  # [ROWS] int64, see RowsOnDevice
+    lines,  # [B] int64, see RowsOnDevice
     num_rows,  # [1] int32
     positions,  # [lines] int64
     table,  # [lines, line_pages] int32
-    private_from,  # [ROWS] int32: the first split that a row reads alone; those before it are read in shared tiles
+    private_from,  # [B] int32: the first split that a row reads alone; those before it are read in shared tiles
     num_shared,  # [1] int32: tiles of shared runs, which stand first in `tiles`
-    row_positions,  # [ROWS] int32, out
-    write_pages,  # [ROWS] int32, out
-    first_parts,  # [ROWS] int32, out
-    part_starts,  # [ROWS + 1] int32, out
+    row_positions,  # [B] int32, out
+    write_pages,  # [B] int32, out
+    first_parts,  # [B] int32, out
+    part_starts,  # [B + 1] int32, out
     num_tiles,  # [1] int32, out
     tiles,  # [N, 8] int32, out
     line_pages,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,  # ROWS or more, a power of two
+    BLOCK: tl.constexpr,  # B or more, a power of two
     PAGE_SIZE: tl.constexpr,
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: sees everything
@@ -34,7 +33,7 @@ def plan_rows(
     PIECE_TILES: tl.constexpr,  # tiles of a row over one piece
     WRITTEN: tl.constexpr,  # tiles that a program writes at once
 ):
-    """Grid [ROWS]: each program counts what the rows before its own have, and writes what is its row's."""
+    """Grid [B]: each program counts what the rows before its own have, and writes what is its row's."""
     slot, own, count = tl.arange(0, BLOCK), tl.program_id(0), tl.load(num_rows)
     is_row = slot < count
     line = tl.load(lines + slot, mask=is_row, other=0)
@@ -54,7 +53,7 @@ def plan_rows(
 
     if own == 0:
         tl.store(part_starts, 0)
-    if own == ROWS - 1:
+    if own == tl.num_programs(0) - 1:
         tl.store(num_tiles, first_tile + num_own)
     tl.store(part_starts + own + 1, part + num_parts)
     tl.store(first_parts + own, part - first)

@@ -138,7 +138,6 @@ class RowWork:
                 self.num_short,
                 self.short,
                 self._table.shape[1],
-                ROWS=num_rows,
                 BLOCK=triton.next_power_of_2(num_rows),
                 PAGE_SIZE=cut.page_size,
                 SPLIT=cut.split_tokens,
