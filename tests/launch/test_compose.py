@@ -188,18 +188,6 @@ def test_steps_under_way(flags: dict[str, int], num_ahead: int, tmp_path: Path) 
     assert spec.options.sched.num_ahead == num_ahead
 
 
-@pytest.mark.parametrize(
-    ("flags", "rows"),
-    [({}, (None, 256)), ({"cuda_graph_max_bs": 8}, (None, 8)), ({"disable_cuda_graph": True}, (None, None))],
-)
-def test_only_workers_that_decode_record_decode_steps(
-    flags: dict[str, object], rows: tuple[int | None, int | None], tmp_path: Path
-) -> None:
-    *_, specs = pair_of({"scheduling": flags}, tmp_path)
-    assert [spec.role for spec in specs] == [Role.PREFILL, Role.DECODE]
-    assert tuple(spec.graph_rows for spec in specs) == rows
-
-
 def slots_of(model: Path, mib: int = 64, num_pages: tuple[int, ...] | None = None, **flags: object) -> tuple[int, ...]:
     """Pages of each pool in the file of a worker of one rank. `num_pages`: of its memory."""
     memory = {"cache_dir": "pages", "cache_dir_mib": mib}

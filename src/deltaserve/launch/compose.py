@@ -470,7 +470,7 @@ def worker_spec(
         least_threads=resolved.least_threads,
         attention_backend=scheduling.attention_backend,
         rounding=Rounding.OF_POSITION if scheduling.enable_deterministic_inference else Rounding.OF_QUERY,
-        graph_rows=_graph_rows(role, settings),
+        graph_rows=None if scheduling.disable_cuda_graph else scheduling.cuda_graph_max_bs,
         drafts=settings.speculation.speculative_algorithm,
         draft_path=settings.speculation.speculative_draft_model_path,
         drain_grace_s=settings.process.shutdown_grace_s,
@@ -478,12 +478,6 @@ def worker_spec(
         kv_events=kv_events_of(settings),
         log=log_spec(settings),
     )
-
-
-def _graph_rows(role: Role, settings: Settings) -> int | None:
-    """Rows of the largest decode step that a worker records; None: it records none, or has none."""
-    asked = settings.scheduling
-    return None if role is Role.PREFILL or asked.disable_cuda_graph else asked.cuda_graph_max_bs
 
 
 def _cache_dir(role: Role, settings: Settings) -> str | None:
