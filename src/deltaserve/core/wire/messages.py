@@ -427,8 +427,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     """Time from the landing of the last page until decode ran the request."""
     first_token_s: float = 0.0
     """Time from submission until the first token."""
-    hint: HintAnswer | None = None
-    """What became of the hint that was given; None: none was."""
+    hints: tuple[HintAnswer, ...] = ()
+    """What became of each hint that was given."""
     worker_wait_s: float = 0.0
     """Part of `first_token_s` in which no worker had the request: one that was needed was away."""
 
