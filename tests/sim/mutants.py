@@ -1215,6 +1215,7 @@ MUTANTS = (
         "            len(",
     ),
     # hints
+    Mutant("hints_untold", "C4", _ROOMS, "            hints=self.hints,\n", ""),
     Mutant("done_above_what_stays", "C4", _EVICTION, " and self._all_done(step.children.values()):", ":"),
     Mutant("done_while_leased", "C1", _EVICTION, " and not step.locks and not step.shared", " and not step.shared"),
     Mutant(
