@@ -581,8 +581,8 @@ MUTANTS = (
         "ranking_forgets_the_urgent",
         "D1",
         "deltaserve.control.sched.queue",
-        "return [*urgent, *sorted(head, key=lambda r: -ranks[r]), *rest]",
-        "return [*sorted(head, key=lambda r: -ranks[r]), *rest]",
+        "return chain(urgent, self._by_turns(",
+        "return chain(self._by_turns(",
     ),
     Mutant(
         "quarantine_has_no_age",

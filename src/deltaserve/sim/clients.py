@@ -13,6 +13,7 @@ from deltaserve.control.sched.plan import Sampled
 from deltaserve.core.errors import FailReason, IntegrityError, RequestFailed
 from deltaserve.core.hints import KvHints
 from deltaserve.core.ids import Namespace
+from deltaserve.core.priority import MAX_PRIORITY
 from deltaserve.core.sampling import SamplingParams
 from deltaserve.core.tokens import pack_u32, unpack_u32
 from deltaserve.core.wire.messages import CacheUse, FinishReason
@@ -77,6 +78,8 @@ class Clients:
     """Draws which requests hint what comes next, in a third of the runs."""
     prefetches: Chance
     """Draws which prompts are to be made ready, in a sixth of the runs."""
+    priorities: Chance
+    """Draws how much sooner than others each request is to be taken: without effect in most runs."""
     asked: list[Asked] = field(default_factory=list)
     revisions: list[str] = field(default_factory=lambda: [FIRST_REVISION])
     """Fingerprints of the models that workers of this run have had."""
@@ -91,6 +94,20 @@ class Clients:
     """Share of requests that only make a prompt ready."""
     _awaited: list[Generation] = field(default_factory=list)
     """Prompts that were made ready and whose requests come yet."""
+
+    @classmethod
+    def of(cls, seed: int, knobs: Knobs, counts: Counter[FaultKind]) -> "Clients":
+        """The clients of a seed: what one stream draws disturbs no other."""
+        return cls(
+            knobs,
+            Chance(seed, "clients"),
+            counts,
+            wishes=Chance(seed, "wishes"),
+            grammars=Chance(seed, "grammars"),
+            hints=Chance(seed, "hints"),
+            prefetches=Chance(seed, "prefetch"),
+            priorities=Chance(seed, "priorities"),
+        )
 
     def __post_init__(self) -> None:
         if self.prefetches.hits(1 / 6):
@@ -126,8 +143,11 @@ class Clients:
             max_tokens = min(max_tokens, traffic.largest - len(prompt))
         for _ in range(1 if makes_ready else num_samples):
             sampling = self._wishing(SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0), prompt, namespace)
-            hints = self._hints()
-            wanted = Generation(room_of(0), pack_u32(prompt), namespace, sampling, deadline_s, cache, hints=hints)
+            hints, priority = self._hints(), self.priorities.between(-MAX_PRIORITY, MAX_PRIORITY)
+            packed = pack_u32(prompt)
+            wanted = Generation(
+                room_of(0), packed, namespace, sampling, deadline_s, cache, hints=hints, priority=priority
+            )
             self.submit(front, self._prefetching(wanted) if makes_ready else wanted, now, flaws)
 
     def _hints(self) -> KvHints:

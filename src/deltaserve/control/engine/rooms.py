@@ -342,6 +342,7 @@ def make_request(asked: Submit | Offer, keys: bytes, now: float) -> Request:
         deadline=now + min(asked.remaining_ms, _LONGEST_MS) / 1000,
         cache=asked.cache,
         hints=asked.hints,
+        priority=asked.priority,
     )
 
 
