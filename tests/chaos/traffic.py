@@ -36,7 +36,7 @@ _HINTS: tuple[dict[str, object], ...] = ({"done": True}, {"retain_s": 5}, {}, {"
 """What questions say of those to come, by their last token. That nobody asks about their document again is not always
 so."""
 _OF_PREFETCH, _WHICH_PREFETCH = 8, 2
-"""Of so many questions this one has its prompt made ready before it is asked."""
+"""One question in so many, by its last token, has its prompt made ready before it is asked."""
 
 
 def _patience_s() -> float:
