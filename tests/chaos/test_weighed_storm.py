@@ -27,5 +27,5 @@ def test_a_storm_with_all_ways_that_a_prompt_is_had(capsys: pytest.CaptureFixtur
     assert tally.num_moved > 10
     assert report.num_loaded > 0
     assert report.num_back > 0
-    assert all(sum(n for told, n in tally.hints.items() if told.startswith(hint)) > 10 for hint in HINTS)
+    assert all(sum(n for told, n in tally.hints.items() if told.startswith(hint)) > 0 for hint in HINTS)
     assert not list(tmp_path.iterdir())
