@@ -52,7 +52,9 @@ def settings(
     conditional_prefill: Weighing = "off",
     cache_dir: str | None = None,
 ) -> Settings:
-    """`cache_dir`: folder of a file under the cache of each worker, four times as large as its memory."""
+    """`conditional_prefill`: off, every prompt is prefill's and its pages move, which is what most storms are about; on
+    one machine's cores auto has decode compute nearly all. `cache_dir`: folder of a file under the cache of each
+    worker, four times as large as its memory."""
     memory = MemorySettings(page_size=16, num_pages=NUM_PAGES)
     if cache_dir is not None:
         memory = memory.model_copy(update={"cache_dir": cache_dir, "cache_dir_mib": FILE_MIB})

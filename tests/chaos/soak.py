@@ -1,6 +1,6 @@
 """Calm, storm, calm again: real processes under faults, and everything they promise checked at every answer.
 
-    python -m tests.chaos.soak --minutes 30 [--seed N]
+    python -m tests.chaos.soak --minutes 30 [--seed N] [--conditional-prefill off] [--cache-dir off]
 
 1. Calm: every question once; what the model reads wrongly is dropped. Descriptors and threads are counted.
 2. Storm: users of every kind, and events from `storm.py`. A wrong token, an answer more than 1 s after its deadline
@@ -93,6 +93,7 @@ class Report:
             f"{tally.num_left} clients left; {tally.num_near} prompts computed on decode, {tally.num_moved} moved; "
             f"{self.num_loaded} tokens from files, {self.num_back} pages back to prefill, {self.num_pulls} pulls; "
             f"{self.num_misread} of {self.num_questions} questions misread in the calm",
+            "  hints: " + ", ".join(f"{count} x {what}" for what, count in sorted(tally.hints.items())),
             *(f"    {count:6} {what}" for what, count in sorted(tally.outcomes.items())),
             f"  latest answer {tally.worst_late_s:+.2f} s from its deadline, own lag {self.own_lag_s:.2f} s",
             "  resident memory: "
@@ -337,13 +338,22 @@ def main() -> None:
         "--transfer-backend", choices=get_args(TransferBackend), default="auto", help="what moves pages"
     )
     parser.add_argument(
-        "--conditional-prefill", choices=get_args(Weighing), default="off", help="who computes a prompt"
+        "--conditional-prefill", choices=get_args(Weighing), default="auto", help="who computes a prompt"
+    )
+    parser.add_argument(
+        "--cache-dir", default="auto", help="folder of files under the caches, off; auto is one that goes with the run"
     )
     args = parser.parse_args()
     seed = int(time.time()) if args.seed is None else args.seed
     print(f"seed {seed}", flush=True)
-    wanted = partial(settings, backend=args.transfer_backend, conditional_prefill=args.conditional_prefill)
-    report = asyncio.run(soak(seed, 60 * args.minutes, lambda text: print(text, flush=True), wanted))
+    with TemporaryDirectory(prefix="chaos-files-") as own:
+        wanted = partial(
+            settings,
+            backend=args.transfer_backend,
+            conditional_prefill=args.conditional_prefill,
+            cache_dir={"auto": own, "off": None}.get(args.cache_dir, args.cache_dir),
+        )
+        report = asyncio.run(soak(seed, 60 * args.minutes, lambda text: print(text, flush=True), wanted))
     print(report, flush=True)
     assert_kept(report)
 

@@ -12,6 +12,7 @@ from tests.chaos.soak import assert_kept, soak
 
 SEED = 3
 STORM_S = 40.0
+HINTS = ("done", "retain_s", "prefetch")
 
 
 def test_a_storm_with_all_ways_that_a_prompt_is_had(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -26,4 +27,5 @@ def test_a_storm_with_all_ways_that_a_prompt_is_had(capsys: pytest.CaptureFixtur
     assert tally.num_moved > 10
     assert report.num_loaded > 0
     assert report.num_back > 0
+    assert all(sum(n for told, n in tally.hints.items() if told.startswith(hint)) > 0 for hint in HINTS)
     assert not list(tmp_path.iterdir())

@@ -32,8 +32,11 @@ REFUSALS = {
 }
 """What a client may be told when processes die and links break, status |-> codes. Never 500, never a wrong answer."""
 _PATH = "/v1/completions"
-_OF_DONE = 4
-"""One question in so many says that nobody asks about its document again, which is not always so."""
+_HINTS: tuple[dict[str, object], ...] = ({"done": True}, {"retain_s": 5}, {}, {"done": True}, {}, {}, {}, {})
+"""What questions say of those to come, by their last token. That nobody asks about their document again is not always
+so."""
+_OF_PREFETCH, _WHICH_PREFETCH = 8, 2
+"""One question in so many, by its last token, has its prompt made ready before it is asked."""
 
 
 def _patience_s() -> float:
@@ -85,6 +88,8 @@ class Tally:
     """Prompts that decode chose to compute itself, of whole answers."""
     num_moved: int = 0
     """Prompts of which pages came from prefill, of whole answers."""
+    hints: Counter[str] = field(default_factory=Counter)
+    """`HINT: what became of it`, of whole answers that did not come as a stream."""
     worst_late_s: float = float("-inf")
     """By how much the latest answer missed its deadline."""
 
@@ -114,6 +119,7 @@ class Clients:
 
     async def ask(self, question: Question, num_tokens: int, deadline_s: float) -> bool:
         """All at once, not streamed. Whether the answer came."""
+        await self._make_ready(question, deadline_s)
         began = time.monotonic()
         reply = Reply()
         asked = {**self._body(question, num_tokens), "timings": True}
@@ -122,6 +128,7 @@ class Clients:
             body = answer.json()
             reply.tokens, reply.is_complete = body["choices"][0]["token_ids"], True
             self._note_place(body["usage"]["timings"][0])
+            self._note_hints(_hints_of(question), body["usage"])
         else:
             reply.error = self._allowed(answer, question.prompt)
         self._on_time(began, deadline_s)
@@ -130,6 +137,7 @@ class Clients:
     async def stream(self, question: Question, num_tokens: int, deadline_s: float, pause_s: float = 0.0) -> bool:
         """Event by event, pausing after each. Whether the whole answer came."""
         kind = "slow stream" if pause_s else "stream"
+        await self._make_ready(question, deadline_s)
         reply = Reply()
         began = time.monotonic()
         async for _ in self._events(question, num_tokens, deadline_s, reply):
@@ -169,6 +177,24 @@ class Clients:
 
     # ------------------------------------------------------------ one request
 
+    async def _make_ready(self, question: Question, deadline_s: float) -> None:
+        """Have a prompt made ready that is asked next, where the question is one of those: nobody sees an answer."""
+        if question.prompt[-1] % _OF_PREFETCH != _WHICH_PREFETCH:
+            return
+        began, hints = time.monotonic(), {"prefetch": True, "retain_s": 5}
+        body = {**self._body(question, 1), "kv_hints": hints}
+        answer = await self._http.post(_PATH, json=body, headers=_deadline(deadline_s))
+        self._on_time(began, deadline_s)
+        if answer.status_code != 200:
+            self.tally.num_errors += 1
+            self.tally.outcomes[f"prefetch: {self._allowed(answer, question.prompt)}"] += 1
+            return
+        told = answer.json()
+        if told["choices"][0]["token_ids"]:
+            raise Broken(f"a prefetch was answered with {told['choices'][0]['token_ids']}")
+        self._note_hints(hints, told["usage"])
+        self.tally.outcomes["prefetch: ready"] += 1
+
     def _body(self, question: Question, num_tokens: int) -> dict[str, object]:
         return {
             "model": self._model,
@@ -177,13 +203,20 @@ class Clients:
             "temperature": 0,
             "ignore_eos": True,
             "return_token_ids": True,
-            **({"kv_hints": {"done": True}} if question.prompt[-1] % _OF_DONE == 0 else {}),
+            **({"kv_hints": hints} if (hints := _hints_of(question)) else {}),
         }
 
     def _note_place(self, timings: dict[str, float]) -> None:
         """Who computed a prompt."""
         self.tally.num_moved += timings["transferred_bytes"] > 0
         self.tally.num_near += timings["local_wait_tokens"] > 0 and timings["prefill_s"] == 0
+
+    def _note_hints(self, given: dict[str, object], usage: dict[str, dict[str, str]]) -> None:
+        """Each hint is answered, whatever became of the workers."""
+        told = {hint: outcome for hint, outcome in usage.get("kv_hints", {}).items() if hint != "reason"}
+        if told.keys() != given.keys():
+            raise Broken(f"hints {given}, of which was told {told}")
+        self.tally.hints.update(f"{hint}: {outcome}" for hint, outcome in told.items())
 
     async def _events(self, question: Question, num_tokens: int, deadline_s: float, reply: Reply) -> AsyncIterator[int]:
         """Fills `reply`; yields the number of events so far."""
@@ -239,6 +272,10 @@ class Clients:
         self.tally.num_right += 1
         self.tally.outcomes[f"{kind}: right"] += 1
         return True
+
+
+def _hints_of(question: Question) -> dict[str, object]:
+    return _HINTS[question.prompt[-1] % len(_HINTS)]
 
 
 def _assert_prefix(question: Question, reply: Reply) -> None:

@@ -201,9 +201,8 @@ class OracleEngine:
         return EngineStats(rooms=7)
 
 
-def accepted(hints: KvHints) -> HintAnswer | None:
-    hint = hints.answered
-    return None if hint is None else HintAnswer(hint=hint, outcome=HintOutcome.ACCEPTED)
+def accepted(hints: KvHints) -> tuple[HintAnswer, ...]:
+    return tuple(HintAnswer(hint=hint, outcome=HintOutcome.ACCEPTED) for hint in hints.answered)
 
 
 def usage_of(prompt_len: int, output_len: int, hints: KvHints = NO_HINTS) -> Usage:
@@ -219,6 +218,6 @@ def usage_of(prompt_len: int, output_len: int, hints: KvHints = NO_HINTS) -> Usa
         transfer_s=0.125,
         decode_queue_s=0.0625,
         worker_wait_s=0.125,
-        hint=accepted(hints),
+        hints=accepted(hints),
         first_token_s=1.0,
     )

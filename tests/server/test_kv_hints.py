@@ -182,21 +182,25 @@ def answered(told: Mapping[str, object]) -> object:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("path", MAKERS)
-@pytest.mark.parametrize(("hint", "value"), [("done", True), ("retain_s", 60), ("prefetch", True)])
-async def test_the_usage_says_what_became_of_it(codec: TextCodec, path: str, hint: str, value: object) -> None:
+@pytest.mark.parametrize(
+    "given", [{"done": True}, {"retain_s": 60}, {"prefetch": True}, {"prefetch": True, "retain_s": 60}]
+)
+async def test_the_usage_says_what_became_of_each(codec: TextCodec, path: str, given: Mapping[str, object]) -> None:
     async with served(codec, OracleEngine(), ServerSettings(MODEL)) as case:
-        fields: dict[str, object] = {"kv_hints": {hint: value}}
+        fields: dict[str, object] = {"kv_hints": given}
+        accepted = dict.fromkeys(given, "accepted")
         reply = await case.client.post(path, content=MAKERS[path](fields), headers=JSON)
-        assert answered(reply.json()) == {hint: "accepted"}
+        assert answered(reply.json()) == accepted
         plain = await case.client.post(path, content=MAKERS[path]({}), headers=JSON)
         assert answered(plain.json()) is None
         stream = await case.client.post(path, content=MAKERS[path](fields | {"stream": True}), headers=JSON)
         lines = [line.removeprefix("data: ") for line in stream.text.splitlines() if line.startswith("data: {")]
         events = [json.loads(line) for line in lines]
         told = [answer for event in events if (answer := answered(event) or answered(event.get("response") or {}))]
-        assert told[-1:] == [{hint: "accepted"}]
+        assert told[-1:] == [accepted]
         metrics = (await case.client.get("/metrics")).text
-    assert f'deltaserve_kv_hints_total{{hint="{hint}",outcome="accepted"}} 2.0' in metrics
+    for hint in given:
+        assert f'deltaserve_kv_hints_total{{hint="{hint}",outcome="accepted"}} 2.0' in metrics
 
 
 @pytest.mark.anyio
@@ -252,11 +256,19 @@ def test_of_several_samples_the_least_is_told() -> None:
         )
     )
 
-    def told(*answers: HintAnswer | None) -> object:
+    def told(*answers: tuple[HintAnswer, ...]) -> object:
         return hint_answers(
-            {at: Count(1, Usage(prompt_len=1, output_len=1, hint=each)) for at, each in enumerate(answers)}
+            {at: Count(1, Usage(prompt_len=1, output_len=1, hints=each)) for at, each in enumerate(answers)}
         )
 
-    assert told(accepted, refused, None, clipped) == {"kv_hints": {"retain_s": "refused", "reason": "why"}}
-    assert told(accepted, clipped) == {"kv_hints": {"retain_s": "clipped", "reason": "share"}}
-    assert told(None) == hint_answers({0: Count()}) == {}
+    assert told((accepted,), (refused,), (), (clipped,)) == {"kv_hints": {"retain_s": "refused", "reason": "why"}}
+    assert told((accepted,), (clipped,)) == {"kv_hints": {"retain_s": "clipped", "reason": "share"}}
+    assert told(()) == hint_answers({0: Count()}) == {}
+
+
+def test_what_is_made_ready_may_be_kept_in_part() -> None:
+    """The reason is that of the hint that was not taken whole."""
+    ready = HintAnswer(hint=Hint.PREFETCH, outcome=HintOutcome.ACCEPTED)
+    kept = HintAnswer(hint=Hint.RETAIN, outcome=HintOutcome.CLIPPED, reason="share")
+    told = hint_answers({0: Count(1, Usage(prompt_len=1, output_len=1, hints=(kept, ready)))})
+    assert told == {"kv_hints": {"retain_s": "clipped", "prefetch": "accepted", "reason": "share"}}

@@ -581,8 +581,8 @@ MUTANTS = (
         "ranking_forgets_the_urgent",
         "D1",
         "deltaserve.control.sched.queue",
-        "return [*urgent, *sorted(head, key=lambda r: -ranks[r]), *rest]",
-        "return [*sorted(head, key=lambda r: -ranks[r]), *rest]",
+        "return chain(urgent, self._by_turns(",
+        "return chain(self._by_turns(",
     ),
     Mutant(
         "quarantine_has_no_age",
@@ -1215,6 +1215,7 @@ MUTANTS = (
         "            len(",
     ),
     # hints
+    Mutant("hints_untold", "C4", _ROOMS, "            hints=self.hints,\n", ""),
     Mutant("done_above_what_stays", "C4", _EVICTION, " and self._all_done(step.children.values()):", ":"),
     Mutant("done_while_leased", "C1", _EVICTION, " and not step.locks and not step.shared", " and not step.shared"),
     Mutant(

@@ -24,13 +24,10 @@ class KvHints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The prompt is to be ready for requests that begin with it; nobody reads an answer."""
 
     @property
-    def answered(self) -> Hint | None:
-        """The one that the client is told of; None: it gave none."""
-        if self.done:
-            return Hint.DONE
-        if self.retain_ms:
-            return Hint.RETAIN
-        return Hint.PREFETCH if self.prefetch else None
+    def answered(self) -> tuple[Hint, ...]:
+        """Those that the client gave: it is told of each."""
+        given = {Hint.DONE: self.done, Hint.RETAIN: self.retain_ms > 0, Hint.PREFETCH: self.prefetch}
+        return tuple(hint for hint, is_given in given.items() if is_given)
 
 
 NO_HINTS = KvHints()

@@ -81,7 +81,7 @@ NO_EFFECT: Mapping[str, type] = {
     "stream_reasoning": bool,
     "spaces_between_special_tokens": bool,
 }
-"""Name |-> the type of its values. Clients send them by habit; no answer here depends on them."""
+"""Name |-> the type of its values. Clients send them by habit; no answer depends on them where they are no fields."""
 _TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls", "functions"})
 """Nothing is asked by them where `tool_choice` is "none"."""
 MAX_OTHERS = 128

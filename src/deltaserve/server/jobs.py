@@ -13,6 +13,7 @@ from deltaserve.control.front.client import Generation, Limits
 from deltaserve.core.hints import NO_HINTS, KvHints
 from deltaserve.core.ids import Namespace, Role, Room
 from deltaserve.core.namespaces import narrowed
+from deltaserve.core.priority import clipped
 from deltaserve.core.tokens import pack_u32
 from deltaserve.core.wire.messages import CacheUse
 from deltaserve.server.api_errors import ApiError, excerpt, invalid, unsupported
@@ -177,6 +178,8 @@ class Common(ConstraintFields):
     extra_key: str | None = None
     """SGLang's name of `cache_salt`. Who gives both shares pages with those who give the same two."""
     kv_hints: KvHintFields | None = None
+    priority: int | None = None
+    """How much sooner than others it is to be taken, under a --schedule-policy by priority."""
     no_cache: bool | None = None
     """Match nothing and leave nothing in any cache: warm-up, probes, benchmarks."""
     timings: bool | None = None
@@ -228,7 +231,7 @@ def compose(
     samples: list[Sample] = []
     namespace = salted(salted(asker.namespace, body.cache_salt), body.extra_key or None, "extra_key")
     cache = CacheUse.BYPASS if body.no_cache else CacheUse.NORMAL
-    hints = _hints(body.kv_hints)
+    hints, priority = _hints(body.kv_hints), clipped(body.priority or 0)
     if hints.prefetch:
         _check_prefetch(num_each)
         constraint = grammar = None
@@ -240,7 +243,9 @@ def compose(
         for number in range(num_each):
             room, seed = Room(secrets.token_bytes(16)), derive_seed(first.seed, number)
             sampling = msgspec.structs.replace(first, seed=seed)
-            generation = Generation(room, tokens, namespace, sampling, asker.deadline_s, cache, hints=hints)
+            generation = Generation(
+                room, tokens, namespace, sampling, asker.deadline_s, cache, hints=hints, priority=priority
+            )
             samples.append(Sample(len(samples), prompt, number == 0, generation))
     _check_stream(body)
     return Job(

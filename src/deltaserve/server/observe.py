@@ -132,7 +132,7 @@ class JobRecord:
             metrics.queue_s.observe(count.report.queue_s)
             metrics.prefill_s.observe(count.report.prefill_s)
             metrics.transfer_s.observe(count.report.transfer_s)
-            if (told := count.report.hint) is not None:
+            for told in count.report.hints:
                 metrics.hints.labels(told.hint.value, told.outcome.value).inc()
 
     def _count_prompt(self, piece: TextPiece) -> None:

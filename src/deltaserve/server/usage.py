@@ -111,14 +111,16 @@ def weighed(weighing: Weighed) -> dict[str, str | int]:
 
 
 def hint_answers(counted: Counted) -> dict[str, object]:
-    """What became of the hint, for a usage; nothing where none was given. What one sample refused is refused, and what
-    one clipped clipped."""
+    """What became of each hint, for a usage; nothing where none was given. What one sample refused is refused, and what
+    one clipped clipped. The reason is that of the worst."""
     reports = [count.report for _, count in sorted(counted.items())]
-    answers = [report.hint for report in reports if report is not None and report.hint is not None]
+    answers = [answer for report in reports if report is not None for answer in report.hints]
     if not answers:
         return {}
-    told = max(answers, key=lambda answer: _WORSE.index(answer.outcome))
-    return {"kv_hints": {told.hint.value: told.outcome.value, **({"reason": told.reason} if told.reason else {})}}
+    answers.sort(key=lambda answer: _WORSE.index(answer.outcome))
+    told = {answer.hint.value: answer.outcome.value for answer in answers}
+    reason = answers[-1].reason
+    return {"kv_hints": {**told, **({"reason": reason} if reason else {})}}
 
 
 def logprob_entries(

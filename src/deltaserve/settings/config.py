@@ -394,9 +394,10 @@ class SchedulingSettings(Group):
         commands=COMPUTING,
         use="rare",
     )
-    schedule_policy: Literal["fcfs", "lpm"] = option(
+    schedule_policy: Literal["fcfs", "lpm", "priority", "priority-low-first"] = option(
         "fcfs",
-        "order of waiting requests: by arrival, or longest cached prefix first",
+        "order of waiting requests: by arrival, longest cached prefix first, or by their `priority`, higher values "
+        "first or lower ones",
         commands=COMPUTING,
         use="rare",
     )

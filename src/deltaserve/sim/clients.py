@@ -1,4 +1,4 @@
-"""The clients of a run: what they ask, what they must get (I7, I8, I23), and how they misbehave."""
+"""The clients of a run: what they ask, what they must get (I7, I8, I23, I36), and how they misbehave."""
 
 import dataclasses
 from collections import Counter
@@ -13,6 +13,7 @@ from deltaserve.control.sched.plan import Sampled
 from deltaserve.core.errors import FailReason, IntegrityError, RequestFailed
 from deltaserve.core.hints import KvHints
 from deltaserve.core.ids import Namespace
+from deltaserve.core.priority import MAX_PRIORITY
 from deltaserve.core.sampling import SamplingParams
 from deltaserve.core.tokens import pack_u32, unpack_u32
 from deltaserve.core.wire.messages import CacheUse, FinishReason
@@ -75,6 +76,10 @@ class Clients:
     """Draws which requests have a grammar."""
     hints: Chance
     """Draws which requests hint what comes next, in a third of the runs."""
+    prefetches: Chance
+    """Draws which prompts are to be made ready, in a sixth of the runs."""
+    priorities: Chance
+    """Draws how much sooner than others each request is to be taken: without effect in most runs."""
     asked: list[Asked] = field(default_factory=list)
     revisions: list[str] = field(default_factory=lambda: [FIRST_REVISION])
     """Fingerprints of the models that workers of this run have had."""
@@ -85,8 +90,28 @@ class Clients:
     _num_over: int = 0
     """How many of the first requests are known to be over."""
     _documents: list[list[int]] = field(default_factory=list)
+    _prefetch_share: float = 0.0
+    """Share of requests that only make a prompt ready."""
+    _awaited: list[Generation] = field(default_factory=list)
+    """Prompts that were made ready and whose requests come yet."""
+
+    @classmethod
+    def of(cls, seed: int, knobs: Knobs, counts: Counter[FaultKind]) -> "Clients":
+        """The clients of a seed: what one stream draws disturbs no other."""
+        return cls(
+            knobs,
+            Chance(seed, "clients"),
+            counts,
+            wishes=Chance(seed, "wishes"),
+            grammars=Chance(seed, "grammars"),
+            hints=Chance(seed, "hints"),
+            prefetches=Chance(seed, "prefetch"),
+            priorities=Chance(seed, "priorities"),
+        )
 
     def __post_init__(self) -> None:
+        if self.prefetches.hits(1 / 6):
+            self._prefetch_share = self.prefetches.choose((0.1, 0.3, 0.5))
         if self.hints.hits(1 / 3):
             self._done_share = self.hints.choose((0.2, 0.5, 1.0))
             self._retain_share = self.hints.choose((0.0, 0.5, 1.0))
@@ -111,17 +136,41 @@ class Clients:
         max_tokens = self.chance.between(1, max(1, min(limit, traffic.max_output)))
         cache = CacheUse.BYPASS if self.chance.hits(0.05 * traffic.oddity) else CacheUse.NORMAL
         self.counts.update(flaws)
-        for _ in range(self.chance.between(1, traffic.max_samples)):
+        num_samples, is_good = self.chance.between(1, traffic.max_samples), FaultKind.BAD_INPUT not in flaws
+        makes_ready = is_good and self.prefetches.hits(self._prefetch_share)
+        if is_good and not makes_ready and self._awaited:
+            prompt, namespace = self._continued(prompt)
+            max_tokens = min(max_tokens, traffic.largest - len(prompt))
+        for _ in range(1 if makes_ready else num_samples):
             sampling = self._wishing(SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0), prompt, namespace)
-            hints = self._hints()
-            wanted = Generation(room_of(0), pack_u32(prompt), namespace, sampling, deadline_s, cache, hints=hints)
-            self.submit(front, wanted, now, flaws)
+            hints, priority = self._hints(), self.priorities.between(-MAX_PRIORITY, MAX_PRIORITY)
+            packed = pack_u32(prompt)
+            wanted = Generation(
+                room_of(0), packed, namespace, sampling, deadline_s, cache, hints=hints, priority=priority
+            )
+            self.submit(front, self._prefetching(wanted) if makes_ready else wanted, now, flaws)
 
     def _hints(self) -> KvHints:
         is_done = self.hints.hits(self._done_share)
         if is_done or not self.hints.hits(self._retain_share):
             return KvHints(done=is_done)
         return KvHints(retain_ms=int(1000 * self.hints.log_uniform(0.01, 20.0)))
+
+    def _prefetching(self, wanted: Generation) -> Generation:
+        """The request of the same prompt that only makes it ready, as the server has it drawn: by one token, which no
+        grammar binds. Half of the time one that begins with the prompt comes later."""
+        retain_ms = int(1000 * self.prefetches.log_uniform(0.01, 20.0)) if self.prefetches.hits(0.5) else 0
+        sampling = replace(wanted.sampling, max_tokens=1, min_tokens=0, grammar=None)
+        hints = KvHints(prefetch=True, retain_ms=retain_ms)
+        made = dataclasses.replace(wanted, sampling=sampling, hints=hints)
+        if self.prefetches.hits(0.5):
+            self._awaited.append(made)
+        return made
+
+    def _continued(self, rest: list[int]) -> tuple[list[int], Namespace]:
+        """A prompt that was made ready and `rest` behind it, as far as that fits."""
+        ready = self._awaited.pop(0)
+        return [*unpack_u32(ready.prompt), *rest][: self.knobs.traffic.largest - 1], ready.namespace
 
     def _wishing(self, sampling: SamplingParams, prompt: list[int], namespace: Namespace) -> SamplingParams:
         """Grammars, log-probabilities, of the prompt too, ids that end the output: some that come, some that do not."""
@@ -234,7 +283,8 @@ class Clients:
         return self._num_over == len(self.asked)
 
     def check(self) -> None:
-        """I7: at most one end. I8: nothing but a prefix of the oracle's answer, and all of it on success."""
+        """I7: at most one end. I8: nothing but a prefix of the oracle's answer, and all of it on success. I36: with it
+        each hint is answered."""
         for asked in self.asked:
             answer = asked.answer
             if answer.ends > 1:
@@ -243,6 +293,7 @@ class Clients:
             if answer.ends and answer.finish is None and answer.error is None:
                 raise IntegrityError(f"I8: {asked.name} failed without a reason")
             _check_lateness(asked)
+            _check_hints(asked)
             self._check_reason(asked)
 
     def _right(self, asked: Asked) -> OracleAnswer:
@@ -306,6 +357,16 @@ def _contradiction(asked: Asked, right: OracleAnswer) -> str | None:
     if answer.tokens and answer.prompt_logprobs_at_start != len(right.prompt_logprobs):
         return f"got {answer.prompt_logprobs_at_start} prompt logprobs before a token"
     return None
+
+
+def _check_hints(asked: Asked) -> None:
+    """I36: the end of an answer says what became of each hint, and of none that was not given."""
+    end = asked.answer.last
+    if asked.answer.finish is None or end is None:
+        return
+    told = () if end.usage is None else tuple(answer.hint for answer in end.usage.hints)
+    if told != asked.generation.hints.answered:
+        raise IntegrityError(f"I36: {asked.name} gave {asked.generation.hints} and was told of {told}")
 
 
 def _check_lateness(asked: Asked) -> None:

@@ -29,6 +29,7 @@ _DRAWN: dict[Situation, Callable[[Knobs], bool]] = {
     Situation.PAGES_OF_64_TOKENS: lambda k: k.shape.page_size == 64,
     Situation.SEVERAL_SAMPLES: lambda k: k.traffic.max_samples > 1,
     Situation.THREE_NAMESPACES: lambda k: k.traffic.num_namespaces == 3,
+    Situation.BY_PRIORITY: lambda k: k.shape.schedule_policy.startswith("priority"),
     Situation.CALLERS: lambda k: k.traffic.num_callers > 0,
     Situation.SICK_WORKER: lambda k: k.sick in k.shape.roles(),
     Situation.SICK_FRONT: lambda k: k.sick in k.shape.fronts(),

@@ -74,6 +74,11 @@ _SHORT_OF_MEMORY = 0.8
 """Share of those in which prompts evict each other."""
 _COLLECTS = 0.1
 """Share of runs in which a turn of a worker may deal with several events."""
+_FIRST_POLICIES = ("fcfs", "lpm")
+"""Orders of waiting requests that are drawn with what else varies; later ones are drawn apart, so that a kept seed
+keeps its meaning."""
+_BY_PRIORITY = 0.1
+"""Share of runs in which waiting requests are taken by priority."""
 Pages = tuple[tuple[int, int, int], ...]
 """(tokens of a page, fewest and most pages of the largest request), equally likely."""
 _PAGES: Pages = ((1, 6, 40), (4, 2, 14), (4, 2, 14), (4, 2, 14), (16, 1, 7), (16, 1, 7), (64, 1, 3))
@@ -192,7 +197,15 @@ def draw_knobs(seed: int) -> Knobs:
     if chance.hits(_SPECULATES):
         knobs = replace(knobs, shape=replace(knobs.shape, max_drafts=chance.choose((1, 3, 3, 7))))
     knobs = _with_a_rollout(_with_a_file(knobs, Chance(seed, "tier")), Chance(seed, "rollout"))
-    return _with_all_windows_in_time(knobs)
+    return _with_all_windows_in_time(_with_a_later_policy(knobs, Chance(seed, "orders of queues")))
+
+
+def _with_a_later_policy(knobs: Knobs, chance: Chance) -> Knobs:
+    """Waiting requests are taken by priority. Not where all must go on quickly: some are to wait for others."""
+    if knobs.sick is not None or not chance.hits(_BY_PRIORITY):
+        return knobs
+    policy = chance.choose(sorted(SCHEDULE_POLICIES.keys() - set(_FIRST_POLICIES)))
+    return replace(knobs, shape=replace(knobs.shape, schedule_policy=policy))
 
 
 def _with_a_file(knobs: Knobs, chance: Chance) -> Knobs:
@@ -503,7 +516,7 @@ def _varied(knobs: Knobs, chance: Chance) -> Knobs:
     shape = replace(
         knobs.shape,
         more_pages=chance.choose(((), (0, 1 + chance.below(3)), (1 + chance.below(9), 0))),
-        schedule_policy=chance.choose(sorted(SCHEDULE_POLICIES)),
+        schedule_policy=chance.choose(_FIRST_POLICIES),
         load_balance_method=chance.choose(sorted(BALANCE_METHODS)),
         conditional_prefill=chance.hits(0.3),
     )

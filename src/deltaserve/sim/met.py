@@ -65,6 +65,7 @@ def met_by_clients(asked: Iterable[Asked]) -> Sightings:
         hints = one.generation.hints
         met.note(Situation.HINTED_DONE, hints.done)
         met.note(Situation.HINTED_RETAIN, hints.retain_ms > 0)
+        met.note(Situation.HINTED_PREFETCH, hints.prefetch)
     return met
 
 

@@ -180,8 +180,7 @@ class Run:
         self.world: World = FaultyWorld(self._links, Fabric(self._posted, watch.landed, knobs.mover), trace)
         self.world.on_touch = watch.touched
         self.world.on_event = self._before_event
-        wishes = Chance(seed, "wishes"), Chance(seed, "grammars"), Chance(seed, "hints")
-        self.clients = Clients(knobs, Chance(seed, "clients"), self.faults, *wishes)
+        self.clients = Clients.of(seed, knobs, self.faults)
         self._curiosity = Chance(seed, "probes")
         self._operator, self._leaves = Chance(seed, "operator"), Chance(seed, "leaves")
         self._roles = knobs.shape.roles()

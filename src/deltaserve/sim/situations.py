@@ -86,6 +86,9 @@ class Situation(Enum):
     # hints
     HINTED_DONE = "a client says that no further turn comes", 1000
     HINTED_RETAIN = "a client asks to keep a path for a while", 500
+    HINTED_PREFETCH = "a client has a prompt made ready", 660
+    # order of waiting requests
+    BY_PRIORITY = "waiting requests are taken by priority", 290
     # steps
     STEP_AHEAD = "a step is planned while another computes", 500
     STEP_PUT_OFF = "a step that only decodes is put off while prefill has the cores", 40

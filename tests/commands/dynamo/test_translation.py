@@ -80,6 +80,12 @@ def test_a_salt_keeps_caches_apart() -> None:
     assert body_of(asked(routing={"cache_salt": "tenant", "priority": 3}), FACTS)["cache_salt"] == "tenant"
 
 
+@pytest.mark.parametrize("priority", [3, 0, -2])
+def test_a_priority_is_passed_on(priority: int) -> None:
+    assert body_of(asked(routing={"priority": priority, "strict_priority": 1}), FACTS)["priority"] == priority
+    assert "priority" not in body_of(asked(routing={"priority": None}), FACTS)
+
+
 @pytest.mark.parametrize(
     ("group", "fields", "name"),
     [

@@ -156,8 +156,10 @@ class Duo:
         namespace: str = "",
         cache: CacheUse = CacheUse.NORMAL,
         hints: KvHints = NO_HINTS,
+        priority: int = 0,
     ) -> Asked:
-        generation = replace(self.cluster.generation(prompt, max_tokens, namespace, cache), hints=hints)
+        plain = self.cluster.generation(prompt, max_tokens, namespace, cache)
+        generation = replace(plain, hints=hints, priority=priority)
         expected = oracle_output(pack_u32(prompt), max_tokens, VOCAB, self.shape.pools, generation.namespace)
         return Asked(generation.room, tuple(prompt), self.cluster.front.submit(generation), expected)
 

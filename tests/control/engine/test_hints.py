@@ -66,11 +66,29 @@ def test_decode_says_what_becomes_of_it(shape: Shape, cache: CacheUse, answer: H
     duo = Duo(shape)
     asked = duo.ask(HEAD, 3, cache=cache, hints=DONE)
     duo.settle(asked)
-    assert asked.usage.hint == answer
+    assert asked.usage.hints == (answer,)
     silent = duo.ask(HEAD, 3, cache=cache)
     duo.settle(silent)
-    assert silent.usage.hint is None
+    assert silent.usage.hints == ()
     assert bool(duo.metrics(DECODE)[RETIRED]) is (answer.outcome is HintOutcome.ACCEPTED)
+
+
+@pytest.mark.parametrize(
+    ("length", "cache", "outcomes"),
+    [
+        (15, CacheUse.NORMAL, (HintOutcome.ACCEPTED, HintOutcome.ACCEPTED)),
+        (70, CacheUse.NORMAL, (HintOutcome.CLIPPED, HintOutcome.ACCEPTED)),
+        (15, CacheUse.BYPASS, (HintOutcome.REFUSED, HintOutcome.REFUSED)),
+    ],
+)
+def test_each_of_two_hints_is_answered(length: int, cache: CacheUse, outcomes: tuple[HintOutcome, ...]) -> None:
+    """How much is kept says nothing of whether the prompt is ready."""
+    duo = Duo(SHAPE)
+    asked = duo.ask([1 + i % 90 for i in range(length)], 1, cache=cache, hints=KvHints(prefetch=True, retain_ms=1000))
+    duo.settle(asked)
+    assert [answer.hint for answer in asked.usage.hints] == [Hint.RETAIN, Hint.PREFETCH]
+    assert tuple(answer.outcome for answer in asked.usage.hints) == outcomes
+    assert all(bool(answer.reason) is (answer.outcome is not HintOutcome.ACCEPTED) for answer in asked.usage.hints)
 
 
 def test_what_others_share_is_not_done() -> None:
@@ -142,8 +160,7 @@ def test_decode_says_how_much_is_kept(retain_ms: int, length: int, outcome: Hint
     """A tenant keeps 15 of 60 pages."""
     duo = Duo(SHAPE)
     asked = duo.serve([1 + i % 90 for i in range(length)], 2, hints=KvHints(retain_ms=retain_ms))
-    told = asked.usage.hint
-    assert told is not None
+    (told,) = asked.usage.hints
     assert (told.hint, told.outcome) == (Hint.RETAIN, outcome)
     assert bool(told.reason) is (outcome is not HintOutcome.ACCEPTED)
     assert duo.metrics(DECODE)["deltaserve_pages_retained"] <= 15
@@ -155,10 +172,9 @@ def test_the_next_turn_of_what_is_kept_is_kept_too() -> None:
     hints, told = KvHints(retain_ms=60_000), []
     for length in (40, 44, 56, 64):
         asked = duo.serve([1 + i % 90 for i in range(length)], 1, hints=hints)
-        told.append(asked.usage.hint and asked.usage.hint.outcome)
+        told += [answer.outcome for answer in asked.usage.hints]
     assert told == [HintOutcome.ACCEPTED] * 3 + [HintOutcome.CLIPPED]
     other = duo.serve([90 - i for i in range(20)], 1, hints=hints)
-    assert other.usage.hint is not None
-    assert other.usage.hint.outcome is HintOutcome.ACCEPTED, "the older one makes way"
+    assert [answer.outcome for answer in other.usage.hints] == [HintOutcome.ACCEPTED], "the older one makes way"
     assert duo.metrics(DECODE)["deltaserve_pages_retained"] == 15
     duo.cluster.check()

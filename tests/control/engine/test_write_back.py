@@ -102,6 +102,56 @@ def test_the_chance_of_a_next_turn_is_told_by_depth() -> None:
     assert last < 0.15
 
 
+def test_a_prefetch_is_no_turn_of_its_conversation() -> None:
+    """A question, its next turn made ready, and the turn: the second of two, whichever way it was prepared."""
+    duo = Duo(SHAPE)
+    asked = duo.serve(PROMPT, OUTPUT_LEN)
+    turn = [*PROMPT, *asked.answer.tokens, *[5] * PAGE]
+    duo.serve(turn, 1, hints=KvHints(prefetch=True))
+    room = duo.ask(turn, PAGE)
+    duo.until(lambda: duo.decode_room(room) is not None)
+    opened = duo.decode_room(room)
+    assert opened is not None
+    assert opened.num_turns == 2
+    duo.settle(room)
+
+
+def test_what_is_made_ready_is_sure_to_go_on() -> None:
+    """That its turn comes is what the client said, whatever conversations do."""
+    duo = Duo(SHAPE)
+    for number in range(30, 42):  # questions behind which nothing comes
+        duo.serve([number] * (PAGE + 1), PAGE)
+    duo.run(700.0)
+    duo.serve([29] * (2 * PAGE), PAGE + 1, hints=KvHints(prefetch=True))
+    duo.serve([28] * (PAGE + 1), PAGE)
+    *_, ready, plain = (told.next_turn_chance for told in duo.sent(WriteBack, DECODE))
+    assert ready == 1.0
+    assert plain < 0.15
+
+
+@pytest.mark.parametrize(("prefetch", "is_learnt"), [(False, True), (True, False)])
+def test_of_prompts_that_are_made_ready_nothing_is_learnt(prefetch: bool, is_learnt: bool) -> None:
+    """Nothing comes behind them: of requests that says something."""
+    duo = Duo(SHAPE)
+    for number in range(30, 42):
+        duo.serve([number] * (PAGE + 1), PAGE, hints=KvHints(prefetch=prefetch))
+    duo.run(700.0)
+    duo.serve([29] * (PAGE + 1), PAGE)
+    *_, last = (told.next_turn_chance for told in duo.sent(WriteBack, DECODE))
+    assert (last < 0.15) is is_learnt
+
+
+def test_a_turn_that_was_made_ready_and_never_came_did_not_come() -> None:
+    duo = Duo(SHAPE)
+    for number in range(30, 42):
+        asked = duo.serve([number] * (PAGE + 1), PAGE)
+        duo.serve([number] * (PAGE + 1) + [*asked.answer.tokens, 5], 1, hints=KvHints(prefetch=True))
+    duo.run(700.0)
+    duo.serve([29] * (PAGE + 1), PAGE)
+    *_, last = (told.next_turn_chance for told in duo.sent(WriteBack, DECODE))
+    assert last < 0.15
+
+
 def test_what_is_not_worth_its_way_stays_with_decode() -> None:
     """Bytes that take seconds against tokens that are computed in a part of one."""
     duo = Duo(replace(SHAPE, itl_target_s=1.0), fabric=slow_answers())

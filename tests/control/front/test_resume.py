@@ -1,9 +1,12 @@
 """Streams go on behind what was delivered: after a gap, over a new connection, elsewhere. Nothing is spliced."""
 
+from dataclasses import replace
+
 import pytest
 
 from deltaserve.control.front.client import OutputDelta
 from deltaserve.core.errors import FailReason
+from deltaserve.core.hints import Hint, HintOutcome, KvHints
 from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.core.tokens import pack_u32
 from deltaserve.core.wire.messages import (
@@ -175,6 +178,19 @@ def test_an_answer_that_is_complete_is_not_continued() -> None:
     assert isinstance(end, OutputDelta) and end.usage is not None
     assert (end.finish, end.usage.output_len) == (FinishReason.LENGTH, 2)
     assert cluster.submits("decode-1") == []
+
+
+def test_hints_of_an_answer_whose_decode_worker_was_lost_are_refused() -> None:
+    """What the first token brought was said of a tree that is gone, and nobody else kept anything there."""
+    cluster = Cluster(TWO_AND_TWO).all_ready()
+    cluster.submit(1, replace(generation(1, max_tokens=2), hints=KvHints(prefetch=True, retain_ms=1000)))
+    cluster.tokens("decode-0", 1, 0, [7, 8])
+    cluster.die("decode-0")
+    end = cluster.end(1)
+    assert isinstance(end, OutputDelta) and end.usage is not None
+    assert [answer.hint for answer in end.usage.hints] == [Hint.RETAIN, Hint.PREFETCH]
+    assert {answer.outcome for answer in end.usage.hints} == {HintOutcome.REFUSED}
+    assert all("lost" in answer.reason for answer in end.usage.hints)
 
 
 def test_prompt_logprobs_that_were_told_are_not_asked_for_again() -> None:

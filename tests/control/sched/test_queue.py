@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 
+from deltaserve.control.sched.policy import Ranking
 from deltaserve.control.sched.queue import MAX_OVERTAKES, MAX_TRIES, MAX_WAIT_S, FairQueue, TryOutcome
 from deltaserve.control.sched.request import Request
 from tests.control.sched.toys import make_request
@@ -133,7 +134,7 @@ def test_discarding_what_is_not_queued_changes_nothing() -> None:
 
 
 def test_ranked_requests_go_best_first_and_starved_ones_before_all() -> None:
-    queue = FairQueue(lambda request: -request.num_tokens)
+    queue = FairQueue(Ranking(lambda request: -request.num_tokens))
     for request in requests(3):
         queue.push(request)
     tried: list[int] = []

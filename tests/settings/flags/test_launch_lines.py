@@ -128,7 +128,10 @@ REFUSED = [
     ("decode", ["--base-gpu-id", "1"], "CUDA_VISIBLE_DEVICES"),
     ("prefill", ["--quantization", "fp8"], "leave it out"),
     ("decode", ["--enable-hierarchical-cache"], "--cache-dir-mib"),
-    ("decode", ["--schedule-policy", "lof"], "by arrival or by cached prefix; write fcfs or lpm"),
+    ("decode", ["--schedule-policy", "lof"], "by arrival, cached prefix or priority; write fcfs, lpm or"),
+    ("decode", ["--enable-priority-scheduling"], "write --schedule-policy priority"),
+    ("decode", ["--schedule-low-priority-values-first"], "write --schedule-policy priority-low-first"),
+    ("decode", ["--priority-scheduling-preemption-threshold", "10"], "nothing that runs makes way"),
     ("decode", ["--speculative-token-map", "map"], "brings its own map of tokens"),
     ("decode", ["--speculative-eagle-topk", "4"], "speculative-eagle-topk"),
     ("decode", ["--speculative-num-steps", "3", "--speculative-num-draft-tokens", "8"], "and one more"),
@@ -189,6 +192,14 @@ def test_a_value_of_elsewhere_is_ours_or_left_out_or_refused_with_what_it_is_her
 @pytest.mark.parametrize(("text", "count"), [("32k", 32_000), ("32K", 32_768), ("1M", 1 << 20), ("-1", "auto")])
 def test_lengths_may_be_written_as_for_vllm(text: str, count: int | str) -> None:
     assert load("serve", "", [M, "--max-model-len", text], {}).settings.model.context_length == count
+
+
+@pytest.mark.parametrize(
+    ("flag", "policy"), [("--schedule-policy", "priority"), ("--scheduling-policy", "priority-low-first")]
+)
+def test_priority_means_what_it_means_where_the_flag_comes_from(flag: str, policy: str) -> None:
+    """SGLang takes higher values first, vLLM lower ones."""
+    assert load("decode", "", [M, flag, "priority"], {}).settings.scheduling.schedule_policy == policy
 
 
 # ---------------------------------------------------------------- whole lines

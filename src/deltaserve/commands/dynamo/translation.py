@@ -66,7 +66,8 @@ def body_of(request: Mapping[str, Any], facts: ServerFacts) -> Json:
     sampling, stopping, output = (_group(request, name) for name in _ANSWERED if name != "guided_decoding")
     grammar = _fields_of("guided_decoding", sampling.get("guided_decoding"))
     prompt = list(request["token_ids"])
-    asked = stopping.get("max_tokens")
+    asked, routing = stopping.get("max_tokens"), request.get("routing") or {}
+    priority = routing.get("priority")  # of agent_hints, higher first whatever serves
     body: Json = {
         "model": facts.model,
         "prompt": prompt,
@@ -75,7 +76,8 @@ def body_of(request: Mapping[str, Any], facts: ServerFacts) -> Json:
         "structured_outputs": {name: grammar[name] for name in _GRAMMARS if name in grammar} or None,
         "logprobs": output.get("logprobs"),
         "skip_special_tokens": output.get("skip_special_tokens"),
-        "cache_salt": (request.get("routing") or {}).get("cache_salt"),
+        "cache_salt": routing.get("cache_salt"),
+        "priority": None if priority is None else int(priority),
         **{name: sampling.get(name) for name in _SAMPLING},
         **{name: stopping.get(name) for name in _STOPPING},
     }

@@ -87,8 +87,9 @@ class BackWriter:
         self._num_told = self._num_sent = 0
 
     def begun(self, room: DecodeRoom) -> None:
-        """A room was opened: it may be the next turn of a conversation that is known here."""
-        if self._config.options.writes_back:
+        """A room was opened: it may be the next turn of a conversation that is known here. A prompt that is made ready
+        is none: its turn is yet to come."""
+        if self._config.options.writes_back and not room.request.hints.prefetch:
             room.num_turns = 1 + self._next_turns.turns_before(room.request.keys)
 
     def answered(self, room: DecodeRoom, turn: EngineTurn) -> None:
@@ -99,7 +100,8 @@ class BackWriter:
             return
         if room.request.hints.done or not self._parts.scheduler.running.uses_tree(room.request):
             return
-        self._await_next(room.request, room.num_turns, turn.now)
+        if not room.request.hints.prefetch:  # else the turn that was prepared would count twice
+            self._await_next(room.request, room.num_turns, turn.now)
         if room.prefill is None and self._config.options.weighs_work:
             return
         name = PeerName(named.name)
@@ -150,7 +152,8 @@ class BackWriter:
         request = room.request
         self._keep(name, room, num_tokens, turn)
         self._num_told += 1
-        chance = 1.0 if request.hints.retain_ms else self._next_turns.chance(room.num_turns)
+        hints = request.hints
+        chance = 1.0 if hints.retain_ms or hints.prefetch else self._next_turns.chance(room.num_turns)
         told = WriteBack(
             room=room.room,
             attempt=room.attempt,

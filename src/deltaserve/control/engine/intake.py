@@ -319,4 +319,5 @@ def _offer(room: DecodeRoom, now: float) -> Offer:
         cache=request.cache,
         held_len=room.held_len,
         hints=request.hints,
+        priority=request.priority,
     )

@@ -132,8 +132,8 @@ class DecodeRoom:
     """Epoch of the latest Submit."""
     first_own: int = 0
     """Output tokens that came with the first Submit; those behind them are drawn here."""
-    hint: HintAnswer | None = None
-    """What becomes of the hint that was given; None: none was."""
+    hints: tuple[HintAnswer, ...] = ()
+    """What becomes of each hint that was given."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Log-probabilities of the tokens drawn here, when they were asked for."""
 
@@ -204,7 +204,7 @@ class DecodeRoom:
             prefill_s=_span(t.started, t.landed),
             transfer_s=_span(t.granted, t.landed),
             decode_queue_s=_span(t.landed or t.submitted, t.running),
-            hint=self.hint,
+            hints=self.hints,
             first_token_s=_span(t.submitted, t.first_token),
         )
 
@@ -342,6 +342,7 @@ def make_request(asked: Submit | Offer, keys: bytes, now: float) -> Request:
         deadline=now + min(asked.remaining_ms, _LONGEST_MS) / 1000,
         cache=asked.cache,
         hints=asked.hints,
+        priority=asked.priority,
     )
 
 

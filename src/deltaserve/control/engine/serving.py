@@ -32,7 +32,7 @@ from deltaserve.control.transfer.commands import (
 )
 from deltaserve.control.transfer.receiver import Receiver
 from deltaserve.core.errors import FailReason
-from deltaserve.core.hints import MAX_RETAIN_MS, HintAnswer, HintOutcome
+from deltaserve.core.hints import MAX_RETAIN_MS, Hint, HintAnswer, HintOutcome
 from deltaserve.core.ids import Attempt, PeerName, Room
 from deltaserve.core.sampling import TokenLogprobs
 from deltaserve.core.tokens import TOKEN_BYTES, unpack_u32
@@ -241,7 +241,7 @@ class Serving:
             return
         room = self.rooms.open(front, submit, turn.now)
         self.back.begun(room)
-        room.hint = self._answer(room.request)
+        room.hints = self._answers(room.request)
         room.weighing = self._weigh(room)
         if submit.prefill is None or (room.weighing is not None and room.weighing.is_near):
             self._num_near += submit.prefill is not None
@@ -260,19 +260,21 @@ class Serving:
         room.held_len = self.back.offered(room, prefill, matched_len, turn)
         self.intake.offer(room, prefill, turn)
 
-    def _answer(self, request: Request) -> HintAnswer | None:
-        """What becomes of a hint, as far as it is known before its request has ended."""
-        hints, hint = request.hints, request.hints.answered
-        if hint is None:
-            return None
+    def _answers(self, request: Request) -> tuple[HintAnswer, ...]:
+        """What becomes of hints, as far as it is known before their request has ended."""
+        return tuple(self._answer(hint, request) for hint in request.hints.answered)
+
+    def _answer(self, hint: Hint, request: Request) -> HintAnswer:
         if not self.parts.scheduler.running.uses_tree(request):
             bypasses = request.cache is CacheUse.BYPASS
             reason = "no_cache: nothing is left in a cache" if bypasses else "decode keeps no cache of prefixes"
             return HintAnswer(hint=hint, outcome=HintOutcome.REFUSED, reason=reason)
+        if hint is not Hint.RETAIN:
+            return HintAnswer(hint=hint, outcome=HintOutcome.ACCEPTED)
         num_pages = request.prompt_len // self.config.cache.page_size
-        if hints.retain_ms and self.parts.cache.may_retain(request.namespace) < num_pages:
+        if self.parts.cache.may_retain(request.namespace) < num_pages:
             return HintAnswer(hint=hint, outcome=HintOutcome.CLIPPED, reason=_NO_SHARE)
-        if hints.retain_ms > MAX_RETAIN_MS:
+        if request.hints.retain_ms > MAX_RETAIN_MS:
             reason = f"kept for {MAX_RETAIN_MS // 1000} s at most"
             return HintAnswer(hint=hint, outcome=HintOutcome.CLIPPED, reason=reason)
         return HintAnswer(hint=hint, outcome=HintOutcome.ACCEPTED)

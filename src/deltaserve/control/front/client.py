@@ -27,6 +27,8 @@ class Generation:
     prefill: PeerAddress | None = None
     """The one prefill worker that may compute the prompt, which somebody else chose; None: the front chooses."""
     hints: KvHints = NO_HINTS
+    priority: int = 0
+    """As `core/priority.py` says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -483,4 +483,5 @@ def _submit(live: LiveRoom, decode: Worker, prefill: PeerAddress | None, now: fl
         pull_wait_len=live.placement.pull_wait_len,
         decode_hit_len=max(0, live.prompt_len - live.placement.memory_tokens),
         hints=generation.hints,
+        priority=generation.priority,
     )

@@ -18,11 +18,14 @@ from deltaserve.control.front.retry import Retries
 from deltaserve.control.peer.revision import Revision
 from deltaserve.control.sched.ending import finish_of
 from deltaserve.core.errors import IntegrityError
+from deltaserve.core.hints import HintAnswer, HintOutcome
 from deltaserve.core.ids import PeerName, Room
 from deltaserve.core.keys import PromptKeys
 from deltaserve.core.machine import Table, advance
 from deltaserve.core.tokens import token_len
 from deltaserve.core.wire.messages import CacheUse, FinishReason, Usage
+
+_LOST = "decode was lost before it told the end"
 
 
 class RoomState(Enum):
@@ -221,8 +224,13 @@ class LiveRoom:
         self.state = advance(ROOM_TRANSITIONS, self.state, event, f"room {self.room.hex()}")
 
     def own_usage(self) -> Usage:
-        """What the front itself can say, when decode cannot any more."""
-        return self.timed(Usage(prompt_len=self.prompt_len, output_len=self.num_tokens))
+        """What the front itself can say, when decode cannot any more. What that said of hints before its end is not
+        taken for more than it was."""
+        hints = tuple(
+            HintAnswer(hint=hint, outcome=HintOutcome.REFUSED, reason=_LOST)
+            for hint in self.sample.generation.hints.answered
+        )
+        return self.timed(Usage(prompt_len=self.prompt_len, output_len=self.num_tokens, hints=hints))
 
     def timed(self, usage: Usage) -> Usage:
         """The usage with the times that the front alone knows."""

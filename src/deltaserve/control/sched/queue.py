@@ -2,21 +2,22 @@
 
 One request that does not fit must not stall those that do, and must not be passed for ever: it may be overtaken
 `MAX_OVERTAKES` times or for `MAX_WAIT_S`; from then on nobody behind it is tried before it has been taken.
+Where steps or rows are what is short, nobody is refused, and a ranking may pass somebody as often as it says: then
+one is taken by arrival.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 
-from deltaserve.control.sched.policy import Rank
+from deltaserve.control.sched.policy import Ranking
 from deltaserve.control.sched.request import Request
 
 MAX_OVERTAKES = 8
 MAX_WAIT_S = 1.0
 MAX_TRIES = 16
 """Requests that find no room per call, so that a long queue costs little more than a short one."""
-_RANKED = 64
-"""Waiting requests that are ranked at a time, for the same reason."""
 _MAX_RANK = 2**63
 
 
@@ -43,8 +44,9 @@ class _Wait:
 class FairQueue:
     """Waiting requests: urgent ones first (retracted, or granted by their reader), each kind by arrival."""
 
-    def __init__(self, rank: Rank | None = None) -> None:
-        self._rank = rank
+    def __init__(self, ranking: Ranking | None = None) -> None:
+        self._ranking = ranking
+        self._max_passed = None if ranking is None else ranking.max_passed
         self._urgent: dict[Request, _Wait] = {}
         self._normal: dict[Request, _Wait] = {}
         self.num_pushed = 0
@@ -57,6 +59,8 @@ class FairQueue:
         """Whether none behind the last of `_refused` was tried."""
         self._stallers: set[Request] = set()
         """Requests that were refused so often or for so long that nobody behind them was tried."""
+        self._num_passed = 0
+        """Requests taken by rank while an older one waited, since one was taken by arrival."""
 
     def __len__(self) -> int:
         return len(self._urgent) + len(self._normal)
@@ -99,17 +103,18 @@ class FairQueue:
 
     def take_new(self, attempt: Attempt, now: float) -> list[Request]:
         """Try new requests alone, where those tried before would fare as before, and none of them has gone."""
-        if self._rank is not None or any(request in self._urgent for request in self._new):
+        if self._ranking is not None or any(request in self._urgent for request in self._new):
             return self.take(attempt, now)
         is_blocked = self._is_blocked or not all(_may_be_overtaken(wait, now) for wait in self._refused)
         return self._take([] if is_blocked else list(self._new), attempt, now)
 
-    def _take(self, requests: list[Request], attempt: Attempt, now: float) -> list[Request]:
+    def _take(self, requests: Iterable[Request], attempt: Attempt, now: float) -> list[Request]:
         self._new.clear()
         taken: list[Request] = []
         for request in requests:
             match attempt(request):
                 case TryOutcome.TAKEN:
+                    self._note_passed(request)
                     self.discard(request)
                     taken.append(request)
                     for wait in self._refused:
@@ -126,15 +131,36 @@ class FairQueue:
                     self._stallers.discard(request)
         return taken
 
-    def _in_order(self) -> list[Request]:
+    def _in_order(self) -> Iterable[Request]:
         """Requests by rank, but those overtaken too often first."""
-        if self._rank is None or len(self) < 2:
+        if self._ranking is None or len(self) < 2:
             return list(self)
-        requests = list(self)
-        head = requests[len(self._urgent) :][:_RANKED]
-        ranks = {r: _MAX_RANK if self._normal[r].overtaken >= MAX_OVERTAKES else self._rank(r) for r in head}
+        requests, rank = list(self), self._ranking.rank
+        head = requests[len(self._urgent) :][: self._ranking.most]
+        ranks = {r: _MAX_RANK if self._normal[r].overtaken >= MAX_OVERTAKES else rank(r) for r in head}
         urgent, rest = requests[: len(self._urgent)], requests[len(self._urgent) + len(head) :]
-        return [*urgent, *sorted(head, key=lambda r: -ranks[r]), *rest]
+        return chain(urgent, self._by_turns(sorted(head, key=lambda r: -ranks[r]), head), rest)
+
+    def _by_turns(self, ranked: Sequence[Request], by_arrival: Sequence[Request]) -> Iterator[Request]:
+        """The same requests in two orders: by rank, and by arrival while it is somebody's turn who was passed. Whose
+        turn it is depends on who was taken so far."""
+        orders = {False: iter(ranked), True: iter(by_arrival)}
+        tried: set[Request] = set()
+        for _ in ranked:
+            request = next(r for r in orders[self._is_turn_of_oldest] if r not in tried)
+            tried.add(request)
+            yield request
+
+    @property
+    def _is_turn_of_oldest(self) -> bool:
+        """Whether so many were passed that the next one is taken by arrival."""
+        return self._max_passed is not None and self._num_passed >= self._max_passed
+
+    def _note_passed(self, taken: Request) -> None:
+        """`taken` leaves the queue, maybe before older ones. Urgent ones are not passed, and pass nobody."""
+        if self._max_passed is not None and taken in self._normal:
+            is_oldest = taken is next(iter(self._normal))
+            self._num_passed = 0 if is_oldest or self._is_turn_of_oldest else self._num_passed + 1
 
     def _wait_of(self, request: Request) -> _Wait:
         return self._urgent[request] if request in self._urgent else self._normal[request]

@@ -48,6 +48,8 @@ class Request:
     deadline: float
     cache: CacheUse = CacheUse.NORMAL
     hints: KvHints = NO_HINTS
+    priority: int = 0
+    """As `core/priority.py` says; what it comes to is --schedule-policy's."""
     lease: Lease | None = None
     owned: tuple[list[PageId], ...] = ()
     """Per pool: this request's own pages, contiguous from page index `owned_first` on."""

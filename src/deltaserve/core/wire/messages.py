@@ -158,6 +158,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
     decode_hit_len: int = 0
     """Tokens of the prompt that decode was taken to hold for that: what it holds less has to be computed."""
     hints: KvHints = NO_HINTS
+    priority: int = 0
+    """As `core/priority.py` says."""
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -177,6 +179,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     """Tokens that the prompt begins with and decode has, as far as whole pages of both sides go: prefill may grant
     pages for them. 0: it has none, or none that prefill may use."""
     hints: KvHints = NO_HINTS
+    priority: int = 0
 
 
 class Queued(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -427,8 +430,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     """Time from the landing of the last page until decode ran the request."""
     first_token_s: float = 0.0
     """Time from submission until the first token."""
-    hint: HintAnswer | None = None
-    """What became of the hint that was given; None: none was."""
+    hints: tuple[HintAnswer, ...] = ()
+    """What became of each hint that was given."""
     worker_wait_s: float = 0.0
     """Part of `first_token_s` in which no worker had the request: one that was needed was away."""
 

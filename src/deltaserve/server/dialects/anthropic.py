@@ -121,9 +121,10 @@ class MessagesBody(ConversationBody, SamplingFields):
     service_tier: str | None = None
     cache_salt: str | None = None
     kv_hints: KvHintFields | None = None
+    priority: int | None = None
 
 
-_COMMON = {*SamplingFields.model_fields, "model", "stream", "cache_salt", "kv_hints"}
+_COMMON = {*SamplingFields.model_fields, "model", "stream", "cache_salt", "kv_hints", "priority"}
 _DEFAULT_TTL_S = 300
 _TTL_S: Mapping[str, int] = {"5m": 300, "1h": 3600}
 """What Anthropic's `cache_control` of prompt caching says |-> seconds."""

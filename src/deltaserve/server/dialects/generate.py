@@ -47,6 +47,7 @@ class GenerateBody(Body):
     extra_key: str | None = None
     """What SGLang's clients call `cache_salt`, and put here."""
     kv_hints: KvHintFields | None = None
+    priority: int | None = None
     return_logprob: bool | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     logprob_start_len: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
@@ -102,6 +103,8 @@ def _sampling(body: GenerateBody, asker: Asker) -> GenerateSampling:
             given["extra_key"] = body.extra_key
         if body.kv_hints is not None:
             given["kv_hints"] = body.kv_hints.model_dump(exclude_none=True)
+        if body.priority is not None:
+            given["priority"] = body.priority
         fixed = {"model": asker.settings.model_name, "stream": body.stream}
         return parse(GenerateSampling, given | fixed, asker.unknown_fields)
 
@@ -112,7 +115,7 @@ def _inside_sampling_params(body: GenerateBody) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        outside = {"extra_key": body.extra_key, "kv_hints": body.kv_hints}
+        outside = {"extra_key": body.extra_key, "kv_hints": body.kv_hints, "priority": body.priority}
         if error.param is not None and outside.get(error.param) is not None:
             raise
         used = {ours: name for name, ours in _RENAMED.items() if name in (body.sampling_params or {})}

@@ -102,6 +102,7 @@ class ResponsesBody(SamplingFields):
     cache_salt: str | None = None
     extra_key: str | None = None
     kv_hints: KvHintFields | None = None
+    priority: int | None = None
     no_cache: bool | None = None
     chat_template_kwargs: Annotated[dict[str, str | bool | int | float | None], at_most(MAX_OPTIONS)] | None = None
 
@@ -191,8 +192,8 @@ def _refuse(body: ResponsesBody) -> None:
 
 
 def _common(body: ResponsesBody, asker: Asker) -> Common:
-    names = {*SamplingFields.model_fields, "model", "stream", "cache_salt", "extra_key", "kv_hints", "no_cache"}
-    given: dict[str, object] = body.model_dump(include=names, exclude_none=True)
+    own = {"model", "stream", "cache_salt", "extra_key", "kv_hints", "priority", "no_cache"}
+    given: dict[str, object] = body.model_dump(include={*SamplingFields.model_fields, *own}, exclude_none=True)
     wanted = body.text and body.text.format
     if wanted and wanted.type != "text":
         schema = wanted.model_dump(

@@ -416,10 +416,10 @@ _REFUSED = {
         "enable-flash-late-interaction"
     ),
     "a prompt that does not fit is refused with both lengths, never cut; leave it out": "allow-auto-truncate",
-    "requests are taken by arrival, or by cached prefix (--schedule-policy lpm); leave it out": (
-        "enable-priority-scheduling schedule-low-priority-values-first priority-scheduling-preemption-threshold= "
-        "abort-on-priority-when-disabled"
-    ),
+    "write --schedule-policy priority": "enable-priority-scheduling",
+    "write --schedule-policy priority-low-first": "schedule-low-priority-values-first",
+    "nothing that runs makes way for a higher priority; leave it out": "priority-scheduling-preemption-threshold=",
+    "under another --schedule-policy a priority changes nothing; leave it out": "abort-on-priority-when-disabled",
     "code of requests is never run; leave it out": (
         "enable-custom-logit-processor logits-processors=* middleware=* forward-hooks= worker-extension-cls= "
         "logits-processor-pattern= custom-sigquit-handler= enable-tokenizer-info-endpoint io-processor-plugin="

@@ -46,10 +46,11 @@ VALUES: Mapping[tuple[str, str], Told] = {
     **{("quantization", name): Idle("the checkpoint says so") for name in ("gguf", "compressed-tensors")},
     **{("quantization", name): Denied(_READ) for name in _QUANTIZED.split()},
     ("schedule-policy", "lof"): Denied(
-        "the order of requests is by arrival or by cached prefix; write fcfs or lpm, or leave it out"
+        "the order of requests is by arrival, cached prefix or priority; write fcfs, lpm or priority, or leave it out"
     ),
+    ("scheduling-policy", "priority"): "priority-low-first",  # vLLM's; SGLang's of that name takes higher values first
 }
-"""(our key, a value that has a meaning elsewhere) |-> what becomes of it."""
+"""(our key or its name elsewhere, a value that has a meaning there) |-> what becomes of it."""
 
 _OF_COMMAND: Mapping[tuple[str, str, str], Told] = {
     ("decode", "chunked-prefill-size", "-1"): Idle(_NO_CHUNKS),
@@ -77,11 +78,12 @@ _ELSEWHERE: Mapping[tuple[str, str], Idle | Denied] = {
 """(command, a key of ours that it has not) |-> what becomes of it."""
 
 
-def told_value(command: str, key: str, value: str) -> Told | None:
-    """What becomes of a value of an option of ours that has a meaning elsewhere; None: it has none."""
+def told_value(command: str, name: str, key: str, value: str) -> Told | None:
+    """What becomes of a value of an option of ours that has a meaning elsewhere; None: it has none. `name`: what the
+    option was called, `key` or its name elsewhere."""
     if key in _TOKENS and _ROUND.fullmatch(value):
         return str(int(value[:-1]) * _ROUND_TOKENS[value[-1]])
-    return _OF_COMMAND.get((command, key, value)) or VALUES.get((key, value))
+    return _OF_COMMAND.get((command, key, value)) or VALUES.get((name, value)) or VALUES.get((key, value))
 
 
 def told_elsewhere(command: str, key: str, commands: Iterable[str]) -> Idle | Denied:

@@ -203,7 +203,7 @@ class _Merged:
         elif option is not None and given.source is Source.FLAG and not self.known.has(option):
             self._let(given, told_elsewhere(self.known.command, key, option.commands), Takes.ONE)
         elif option is not None:
-            match told_value(self.known.command, key, given.text):
+            match told_value(self.known.command, given.name, key, given.text):
                 case str(ours):
                     self.values[key] = option.parse(ours, given.where)
                 case None:
