@@ -125,21 +125,26 @@ class Serving:
             self._come_to(self.intake.unanswered(room, turn.now), turn)
 
     def resume(self, request: Request, turn: EngineTurn) -> None:
-        """A room whose memory was taken: extend a short missing suffix here, fetch a long one by a new attempt."""
+        """A room whose memory was taken: what is missing of it is computed here, or by a new attempt."""
         room = self.rooms.of_request(request)
         if room is None:
             return
         room.move(DecodeEvent.RETRACT)
         prefill = room.submit.prefill
-        match = self.parts.cache.match(request.namespace, request.tokens, request.keys)
-        missing = request.num_tokens - match.num_tokens
-        near = missing <= self.config.options.sched.near_len
-        if prefill is None or near or not self.links.is_ready(PeerName(prefill.name)):
+        matched_len = self._matched_len(request)
+        if prefill is None or not self.links.is_ready(PeerName(prefill.name)) or self._is_near(room, matched_len):
             self._compute_here(room)
             return
         room.attempt = Attempt(room.attempt + 1)
         room.move(DecodeEvent.OFFER)
-        self._offer(room, PeerName(prefill.name), match.num_tokens, turn)
+        self._offer(room, PeerName(prefill.name), matched_len, turn)
+
+    def _is_near(self, room: DecodeRoom, matched_len: int) -> bool:
+        """Whether what a room goes on behind is computed here. Where prompts are not weighed, if it is short."""
+        weighing = self._weigh(room)
+        if weighing is not None:
+            return weighing.is_near
+        return room.request.num_tokens - matched_len <= self.config.options.sched.near_len
 
     def started(self, request: Request, now: float) -> None:
         """The room's request was admitted to a row."""
@@ -304,7 +309,8 @@ class Serving:
         return True
 
     def _weigh(self, room: DecodeRoom) -> Weighing | None:
-        """What speaks for computing a prompt here; None: nobody asks, or prefill has to compute it."""
+        """What speaks for computing a prompt here; None: nobody asks, or prefill has to compute it. Of one that goes on
+        behind output drawn here prefill lacks that as well."""
         request, wait_len = room.request, room.submit.prefill_wait_len
         if wait_len <= 0 or request.cache is CacheUse.BYPASS or request.sampling.prompt_logprobs is not None:
             return None
@@ -315,7 +321,7 @@ class Serving:
             missing_len=request.num_tokens - match.num_tokens,
             backlog_len=sum(other.weighing.missing_len for other in others if other.weighing and other.is_near),
             num_rows=sum(other.has_output and other.state is DecodeState.RUNNING for other in others),
-            prefill_wait_len=wait_len,
+            prefill_wait_len=wait_len + request.output_len - room.first_own,
             most_len=options.sched.near_len,
             cores=Cores.SHARED if options.weighs_work else Cores.OWN,
             pull_wait_len=self._pull_wait_len(room, match.num_tokens),
