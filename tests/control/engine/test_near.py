@@ -40,6 +40,15 @@ def test_prefill_is_waited_for_by_the_better_of_its_two_ways() -> None:
     assert not replace(IDLE, prefill_wait_len=99, pull_wait_len=200).is_near
 
 
+def test_what_the_file_has_is_loaded_where_that_is_sooner() -> None:
+    filed = replace(IDLE, missing_len=8_000, filed_len=7_900, load_len=150, prefill_wait_len=8_000)
+    assert (filed.is_near, filed.to_compute_len, filed.local_wait_len) == (True, 100, 250)
+    assert replace(filed, num_rows=2).local_wait_len == 100 * 4 + 150, "rows do not wait for a load"
+    assert replace(filed, cores=Cores.SHARED).local_wait_len == 250
+    slow = replace(filed, load_len=7_900)
+    assert (slow.is_near, slow.local_wait_len) == (False, 8_000)
+
+
 def test_the_front_is_told_what_decided() -> None:
     weighed = replace(IDLE, backlog_len=7, num_rows=3, pull_wait_len=90).weighed()
     assert (weighed.missing_len, weighed.backlog_len, weighed.num_rows) == (100, 7, 3)

@@ -30,13 +30,15 @@ class Weighing:
     what they lose counts like what it loses itself, so the sum over all requests decides. Dynamo decides by a fixed
     length instead (its conditional disaggregation).
 
+    What the file under decode's tree has of the prompt is loaded where that is sooner than computing it.
+
     On shared cores rows wait as long for a prompt that prefill computes. Beside one that decode computes they ride
     along, for about the time of the prompt alone, where steps of their own would each read all weights again. So there
     what is computed decides, and not who waits: decode computes the prompt unless prefill holds so much more of it.
     """
 
     missing_len: int
-    """Tokens of the prompt that decode has no KV of."""
+    """Tokens of the prompt that decode's tree has no KV of."""
     backlog_len: int
     """Tokens of other prompts that decode has still to compute."""
     num_rows: int
@@ -47,22 +49,38 @@ class Weighing:
     """On cores of its own decode computes no more of one prompt itself (--decode-extend-tokens). On shared ones this
     bounds a step that has rows, and no prompt."""
     cores: Cores = Cores.OWN
+    filed_len: int = 0
+    """Tokens among `missing_len` that the file under decode's tree has. 0: none, or nobody knows what loading takes."""
+    load_len: int = 0
+    """What loading those takes."""
     pull_wait_len: int = 0
     """`prefill_wait_len` behind a pull; 0: there is nothing to pull, or it cannot be."""
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether loading what the file has is sooner than computing it."""
+        return self.load_len < self.filed_len
+
+    @property
+    def to_compute_len(self) -> int:
+        """Tokens of the prompt that decode would compute."""
+        return self.missing_len - self.filed_len if self.is_loaded else self.missing_len
+
+    @property
     def local_wait_len(self) -> int:
-        """What all requests of decode together wait where it computes the prompt; on shared cores what it computes."""
+        """What all requests of decode together wait where it computes the prompt; on shared cores what it computes.
+        While pages are loaded, only the prompt waits."""
+        load_len = self.load_len if self.is_loaded else 0
         if self.cores is Cores.SHARED:
-            return self.missing_len
+            return self.to_compute_len + load_len
         is_alone = not self.num_rows and not self.backlog_len
         pace = 1.0 if is_alone else _PACE_BESIDE_OTHERS
-        return int((self.backlog_len + self.missing_len) * (pace + self.num_rows))
+        return int((self.backlog_len + self.to_compute_len) * (pace + self.num_rows)) + load_len
 
     @property
     def is_near(self) -> bool:
         """Whether decode is to compute the prompt."""
-        is_short = self.missing_len <= self.most_len or self.cores is Cores.SHARED
+        is_short = self.to_compute_len <= self.most_len or self.cores is Cores.SHARED
         return is_short and self.local_wait_len <= self.handed_over_len
 
     @property

@@ -7,6 +7,7 @@ token on both are the same: rows of the scheduler until a stop id, the length, o
 from collections import Counter
 from collections.abc import Sequence
 
+from deltaserve.control.cache.lease import Match
 from deltaserve.control.engine.api import Event, InstanceConfig
 from deltaserve.control.engine.back_writer import BackWriter
 from deltaserve.control.engine.checks import STEP_FAILURES, Refusal, refuse_submit
@@ -317,15 +318,27 @@ class Serving:
         match = self.parts.cache.match(request.namespace, request.tokens, request.keys, request.num_tokens - 1)
         others = [other for other in self.rooms if other is not room]
         options = self.config.options
+        filed_len, load_len = self._filed(request, match)
         return Weighing(
             missing_len=request.num_tokens - match.num_tokens,
-            backlog_len=sum(other.weighing.missing_len for other in others if other.weighing and other.is_near),
+            backlog_len=sum(other.weighing.to_compute_len for other in others if other.weighing and other.is_near),
             num_rows=sum(other.has_output and other.state is DecodeState.RUNNING for other in others),
             prefill_wait_len=wait_len + request.output_len - room.first_own,
             most_len=options.sched.near_len,
             cores=Cores.SHARED if options.weighs_work else Cores.OWN,
+            filed_len=filed_len,
+            load_len=load_len,
             pull_wait_len=self._pull_wait_len(room, match.num_tokens),
         )
+
+    def _filed(self, request: Request, match: Match) -> tuple[int, int]:
+        """Tokens beyond a match that the file has, and what loading them takes, in tokens computed meanwhile."""
+        tiering, running = self.parts.tiering, self.parts.scheduler.running
+        token_s = running.step_target.extend_s
+        if tiering is None or not token_s or not running.shares_prompt(request):
+            return 0, 0
+        found = tiering.loadable(request, match)
+        return (0, 0) if found is None else (found.num_tokens, int(found.load_s / token_s))
 
     def _pull_wait_len(self, room: DecodeRoom, matched_len: int) -> int:
         """What the front says of a pull, corrected for what is here: it may take for here what has been evicted."""

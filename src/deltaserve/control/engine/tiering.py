@@ -85,6 +85,15 @@ class _Stretch:
         return any(self.sizes[1:])
 
 
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """What the file has of a prompt that the tree lacks."""
+
+    num_tokens: int
+    load_s: float
+    """Seconds that loading it takes, as measured."""
+
+
 @dataclass(slots=True, eq=False)
 class _Load:
     """A stretch of a prompt on its way back."""
@@ -192,6 +201,15 @@ class Tiering:
             return False
         num_tokens = (stretch.end - stretch.first) * self._cache.page_size
         return self._is_loaded(request, stretch, num_tokens / tokens_per_s if tokens_per_s else inf, turn)
+
+    def loadable(self, request: Request, match: Match) -> Loadable | None:
+        """What could be loaded beyond the `match` of a request that is computed here. None: nothing, no memory is to
+        spare for it, or nobody knows yet how long that takes. Asking changes nothing."""
+        stretch = self._reusable(match, _keys_of(request, self._cache.page_size))
+        if stretch is None or self._sched.waiting.blocked_need or not self._has_memory(stretch.sizes):
+            return None
+        load_s = self._price.seconds(self._num_bytes(stretch.sizes))
+        return None if load_s is None else Loadable((stretch.end - stretch.first) * self._cache.page_size, load_s)
 
     def awaits_kv(self, request: Request, match: Match, turn: EngineTurn) -> bool:
         """`awaits` of a request that is computed elsewhere: what is loaded of it does not have to be sent."""

@@ -23,7 +23,7 @@ class StepTarget:
         self.target_s = target_s
 
     @property
-    def _extend_s(self) -> float | None:
+    def extend_s(self) -> float | None:
         """Seconds of one token of a prompt, as half of the last steps with prompts took at most. None: not known
         yet."""
         return self._of_prompt_token.quick(0.5)
@@ -32,7 +32,7 @@ class StepTarget:
         """What a step took in which so many tokens were decoded and so many of prompts computed."""
         if seconds <= 0 or not (decoded or extended):
             return
-        of_prompts = (self._extend_s or 0.0) * extended
+        of_prompts = (self.extend_s or 0.0) * extended
         if not extended:
             self.cost.learn(decoded, seconds)
         elif not decoded:
@@ -51,7 +51,7 @@ class StepTarget:
         """Tokens of prompts in a step that has so many decode rows: from `least` to `most`."""
         if self.target_s is None or not num_decoding:
             return most
-        of_rows, per_token = self.cost.seconds(num_decoding), self._extend_s
+        of_rows, per_token = self.cost.seconds(num_decoding), self.extend_s
         if of_rows is None or per_token is None:
             return least if per_token is None else most
         if per_token <= 0.0:
