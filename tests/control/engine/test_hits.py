@@ -12,7 +12,7 @@ from deltaserve.sim.oracle import oracle_answer
 from tests.control.engine.duo import DECODE, PAGE_BYTES, PREFILL, Duo, slow_fabric
 
 HEAD = list(range(1, 17))
-FIRST_TOKEN = range(10, 60)
+FIRST_TOKEN = range(45, 105)
 """Bytes a first token may have."""
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaserve.control.engine.near import Cores, Weighing
+from deltaserve.control.engine.near import Cores, PromptPace, Weighing
 
 counts = st.integers(0, 1 << 20)
 IDLE = Weighing(missing_len=100, backlog_len=0, num_rows=0, prefill_wait_len=100, most_len=256)
@@ -56,16 +56,45 @@ def test_the_front_is_told_what_decided() -> None:
     assert not weighed.is_near
 
 
-@given(counts, counts, st.integers(0, 512), counts, counts, st.sampled_from(Cores))
-def test_more_to_do_here_never_draws_a_prompt_here(
-    missing: int, backlog: int, rows: int, prefill: int, most: int, cores: Cores
-) -> None:
+paces = st.floats(0.0, 50.0)
+weighings = st.builds(
+    Weighing,
+    missing_len=counts,
+    backlog_len=counts,
+    num_rows=st.integers(0, 512),
+    prefill_wait_len=counts,
+    most_len=counts,
+    cores=st.sampled_from(Cores),
+    filed_len=st.just(0),
+    load_len=counts,
+    pace=st.builds(lambda alone, more, row: PromptPace(alone, alone + more, row), paces, paces, paces),
+    pull_wait_len=counts,
+).flatmap(lambda w: st.builds(lambda filed: replace(w, filed_len=filed), st.integers(0, w.missing_len)))
+
+
+@given(weighings)
+def test_more_to_do_here_never_draws_a_prompt_here(weighing: Weighing) -> None:
     """Nor does more to do there drive it away."""
-    weighing = Weighing(missing, backlog, rows, prefill, most, cores)
     for more in (
-        replace(weighing, missing_len=missing + 1),
-        replace(weighing, backlog_len=backlog + 1),
-        replace(weighing, num_rows=rows + 1),
+        replace(weighing, missing_len=weighing.missing_len + 1),
+        replace(weighing, backlog_len=weighing.backlog_len + 1),
+        replace(weighing, num_rows=weighing.num_rows + 1),
+        replace(weighing, load_len=weighing.load_len + 1),
     ):
         assert weighing.is_near or not more.is_near
-    assert replace(weighing, prefill_wait_len=prefill + 1).is_near or not weighing.is_near
+    assert replace(weighing, prefill_wait_len=weighing.prefill_wait_len + 1).is_near or not weighing.is_near
+
+
+@given(weighings, st.floats(1.0, 10.0))
+def test_a_slower_decode_never_draws_a_prompt_here(weighing: Weighing, factor: float) -> None:
+    """As long as it computes what it would have computed, and does not load it instead."""
+    pace = weighing.pace
+    slower = replace(weighing, pace=PromptPace(pace.alone * factor, pace.beside * factor, pace.of_row * factor))
+    assert weighing.is_near or not slower.is_near or slower.is_loaded > weighing.is_loaded
+
+
+def test_paces_count_for_the_prompt_and_for_each_row() -> None:
+    pace = PromptPace(alone=3.0, beside=4.0, of_row=0.5)
+    assert replace(IDLE, pace=pace).local_wait_len == 300
+    assert replace(IDLE, pace=pace, num_rows=6).local_wait_len == 700
+    assert replace(IDLE, pace=pace, backlog_len=100).local_wait_len == 800

@@ -6,6 +6,7 @@ import pytest
 
 from deltaserve.control.cache.pages import PageState
 from deltaserve.control.engine.tiering import Loadable, Tiering
+from deltaserve.control.engine.way_price import WayPrice
 from deltaserve.core.ids import Namespace, PeerName
 from deltaserve.core.keys import KEY_BYTES, extend_keys, key_at
 from deltaserve.core.tokens import pack_u32
@@ -315,6 +316,19 @@ def test_a_prompt_that_lies_in_decodes_file_is_decodes_where_loading_is_sooner(l
         assert duo.sent(Offer, DECODE)[-1].held_len == 0, "what lies in a file cannot be pulled"
     else:
         assert (asked.usage.decode_cached_len, asked.usage.decode_loaded_len) == (16, 16)
+
+
+@pytest.mark.parametrize(("byte_s", "loaded_len"), [(1e-6, 0), (1.0, 16)])
+def test_decode_loads_what_prefill_would_take_longer_to_send(byte_s: float, loaded_len: int) -> None:
+    """As the last hand-overs took; a load takes 6 ms."""
+    duo = with_evicted_head()
+    learns(duo, 0.001)
+    price = duo.decode.intake._ways[PREFILL] = WayPrice()
+    for _ in range(8):
+        price.learn(1000, 1000 * byte_s, duo.world.now)
+        price.learn(0, 0.0, duo.world.now)
+    asked = duo.serve([*HEAD, 51, 52], 3)
+    assert (asked.usage.decode_loaded_len, asked.usage.decode_cached_len) == (loaded_len, loaded_len)
 
 
 def resident(duo: Duo, name: PeerName = PREFILL) -> int:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from deltaserve.control.engine.near import Weighing
 from deltaserve.control.front.estimate import (
     HANDOVER_S,
     Candidate,
@@ -140,6 +141,44 @@ def test_prefill_is_waited_for_as_long_as_it_computes_and_hands_over() -> None:
 def test_slow_wires_count() -> None:
     slow = replace(PRICES, transfer_bytes_per_s=PRICES.transfer_bytes_per_s / 1000)
     assert wait_len(prices=slow) > wait_len()
+
+
+def test_what_was_measured_counts_in_place_of_what_is_assumed() -> None:
+    """The trip and each byte; 0 is an answer too."""
+    measured = replace(DECODE, handover_s=0.5, byte_s=1e-8)
+    pair = pair_of(decode=measured, prefill_hit=PROMPT - 1, decode_hit=PROMPT - 100)
+    assert prefill_wait_len(PROMPT, pair, PRICES) == int(1 + (0.5 + 100 * 131072 * 1e-8) * PREFILL.tokens_per_s)
+    quick = pair_of(decode=replace(DECODE, handover_s=0.0, byte_s=0.0), prefill_hit=PROMPT - 1)
+    assert prefill_wait_len(PROMPT, quick, PRICES) == 1
+
+
+def test_however_quick_a_way_is_a_prefix_is_worth_to_find_again() -> None:
+    """Else a conversation would go wherever a step is a millisecond shorter."""
+    quick = replace(DECODE, byte_s=0.0)
+    assert ttft(pair_of(decode=quick, decode_hit=6400)) < ttft(pair_of(decode=quick)) == ttft(PAIR)
+    slow = replace(DECODE, byte_s=1e-7)
+    assert ttft(pair_of(decode=slow)) > ttft(PAIR)
+
+
+@pytest.mark.parametrize(("byte_s", "is_near"), [(None, False), (1 / 269e9, False), (1 / 165e6, True)])
+def test_a_slow_link_turns_the_decision(byte_s: float | None, is_near: bool) -> None:
+    """46 KB a token; decode alone holds 8,000 of 8,100 tokens, and draws tokens of 12 rows. By the slow link those
+    tokens take 2.2 s to prefill, which computes all of them in 1.6 s."""
+    prices = Prices(kv_bytes_per_token=46_000, transfer_bytes_per_s=4e9)
+    prefill = replace(PREFILL, tokens_per_s=5_000.0)
+    pair = pair_of(prefill, replace(DECODE, byte_s=byte_s), decode_hit=8_000)
+    pull_len = pull_wait_len(8_100, pair, prices)
+    weighing = Weighing(
+        missing_len=100,
+        backlog_len=0,
+        num_rows=12,
+        prefill_wait_len=prefill_wait_len(8_100, pair, prices),
+        most_len=256,
+        pull_wait_len=pull_len,
+    )
+    assert weighing.local_wait_len == 1_400
+    assert (pull_len > weighing.prefill_wait_len) is is_near
+    assert weighing.is_near is is_near
 
 
 def test_a_worker_that_computes_anyway_is_not_waited_for() -> None:

@@ -8,9 +8,6 @@ from enum import Enum
 
 from deltaserve.core.wire.messages import Weighed
 
-_PACE_BESIDE_OTHERS = 2.0
-"""Time of a token that is computed beside other work of decode, over that of one of prefill's."""
-
 
 class Cores(Enum):
     """Whose the cores are that decode computes on."""
@@ -18,6 +15,21 @@ class Cores(Enum):
     OWN = "own"
     SHARED = "shared"
     """Prefill's as well: what one of them computes keeps the other from computing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPace:
+    """Times of a token of a prompt on decode, over that of one on prefill."""
+
+    alone: float
+    beside: float
+    """Beside other work of decode."""
+    of_row: float
+    """What each row that draws tokens waits longer for it."""
+
+
+ASSUMED_PACE = PromptPace(alone=1.0, beside=2.0, of_row=1.0)
+"""While it is not measured: beside others half of each step is theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +65,14 @@ class Weighing:
     """Tokens among `missing_len` that the file under decode's tree has. 0: none, or nobody knows what loading takes."""
     load_len: int = 0
     """What loading those takes."""
+    pace: PromptPace = ASSUMED_PACE
     pull_wait_len: int = 0
     """`prefill_wait_len` behind a pull; 0: there is nothing to pull, or it cannot be."""
 
     @property
     def is_loaded(self) -> bool:
         """Whether loading what the file has is sooner than computing it."""
-        return self.load_len < self.filed_len
+        return self.load_len < self.filed_len * self.pace.alone
 
     @property
     def to_compute_len(self) -> int:
@@ -74,8 +87,9 @@ class Weighing:
         if self.cores is Cores.SHARED:
             return self.to_compute_len + load_len
         is_alone = not self.num_rows and not self.backlog_len
-        pace = 1.0 if is_alone else _PACE_BESIDE_OTHERS
-        return int((self.backlog_len + self.to_compute_len) * (pace + self.num_rows)) + load_len
+        own = self.pace.alone if is_alone else self.pace.beside
+        computed_len = self.backlog_len + self.to_compute_len
+        return int(computed_len * (own + self.num_rows * self.pace.of_row)) + load_len
 
     @property
     def is_near(self) -> bool:

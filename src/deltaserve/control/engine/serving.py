@@ -14,6 +14,7 @@ from deltaserve.control.engine.checks import STEP_FAILURES, Refusal, refuse_subm
 from deltaserve.control.engine.ended import EndedAnswer
 from deltaserve.control.engine.intake import Arrived, AttemptFailed, Intake, Outcome
 from deltaserve.control.engine.near import Cores, Weighing
+from deltaserve.control.engine.own_pace import OwnPace
 from deltaserve.control.engine.parts import Parts
 from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.rooms import DecodeRoom, RoomBook, ToFronts
@@ -76,6 +77,7 @@ class Serving:
         self.rooms = RoomBook()
         self.intake = Intake(config, parts, links, receiver, self.rooms)
         self._outbox = ToFronts(links)
+        self._pace = OwnPace(parts.scheduler.running)
         self._stopping: dict[Room, DecodeRoom] = {}
         """Rooms of which the front found a stop string, while steps compute them."""
         self._num_near = 0
@@ -114,6 +116,7 @@ class Serving:
             is_idle = not self.receiver.of_peer(name) and all(room.prefill != name for room in self.rooms)
             if is_idle and self.back.may_let_go(name):
                 self.links.let_go(name, turn)
+                self.intake.forget_way(name)
                 self.back.drop_peer(name, turn)
 
     def _tick_room(self, room: DecodeRoom, deserted: set[PeerName], turn: EngineTurn) -> None:
@@ -133,16 +136,20 @@ class Serving:
         room.move(DecodeEvent.RETRACT)
         prefill = room.submit.prefill
         matched_len = self._matched_len(request)
-        if prefill is None or not self.links.is_ready(PeerName(prefill.name)) or self._is_near(room, matched_len):
+        if (
+            prefill is None
+            or not self.links.is_ready(PeerName(prefill.name))
+            or self._is_near(room, matched_len, turn.now)
+        ):
             self._compute_here(room)
             return
         room.attempt = Attempt(room.attempt + 1)
         room.move(DecodeEvent.OFFER)
         self._offer(room, PeerName(prefill.name), matched_len, turn)
 
-    def _is_near(self, room: DecodeRoom, matched_len: int) -> bool:
+    def _is_near(self, room: DecodeRoom, matched_len: int, now: float) -> bool:
         """Whether what a room goes on behind is computed here. Where prompts are not weighed, if it is short."""
-        weighing = self._weigh(room)
+        weighing = self._weigh(room, now)
         if weighing is not None:
             return weighing.is_near
         return room.request.num_tokens - matched_len <= self.config.options.sched.near_len
@@ -174,6 +181,8 @@ class Serving:
         if progress.prompt_logprobs:
             self._tell_prompt_logprobs(room, progress.computed_from + 1, progress.prompt_logprobs, turn)
         self.parts.scheduler.running.share_step(room.request, is_extend=progress.is_extend)
+        if progress.is_extend:
+            self._pace.extended(turn.now)
         if progress.drawn:
             self._on_tokens(room, progress.drawn, turn)
         if room.finish_len is not None and room.room in self.rooms:
@@ -248,9 +257,11 @@ class Serving:
         room = self.rooms.open(front, submit, turn.now)
         self.back.begun(room)
         room.hint = self._answer(room.request)
-        room.weighing = self._weigh(room)
+        room.weighing = self._weigh(room, turn.now)
         if submit.prefill is None or (room.weighing is not None and room.weighing.is_near):
-            self._num_near += submit.prefill is not None
+            if submit.prefill is not None:
+                self._num_near += 1
+                self.intake.passed_over(PeerName(submit.prefill.name), turn.now)
             self._compute_here(room)
         else:
             self.links.on_prefill(front, submit.prefill, turn)
@@ -309,7 +320,7 @@ class Serving:
         self._outbox.repeat(told, submit, turn)
         return True
 
-    def _weigh(self, room: DecodeRoom) -> Weighing | None:
+    def _weigh(self, room: DecodeRoom, now: float) -> Weighing | None:
         """What speaks for computing a prompt here; None: nobody asks, or prefill has to compute it. Of one that goes on
         behind output drawn here prefill lacks that as well."""
         request, wait_len = room.request, room.submit.prefill_wait_len
@@ -318,27 +329,31 @@ class Serving:
         match = self.parts.cache.match(request.namespace, request.tokens, request.keys, request.num_tokens - 1)
         others = [other for other in self.rooms if other is not room]
         options = self.config.options
-        filed_len, load_len = self._filed(request, match)
+        num_rows = sum(other.has_output and other.state is DecodeState.RUNNING for other in others)
+        filed_len, load_len = self._filed(room, match)
         return Weighing(
             missing_len=request.num_tokens - match.num_tokens,
             backlog_len=sum(other.weighing.to_compute_len for other in others if other.weighing and other.is_near),
-            num_rows=sum(other.has_output and other.state is DecodeState.RUNNING for other in others),
+            num_rows=num_rows,
             prefill_wait_len=wait_len + request.output_len - room.first_own,
             most_len=options.sched.near_len,
             cores=Cores.SHARED if options.weighs_work else Cores.OWN,
             filed_len=filed_len,
             load_len=load_len,
+            pace=self._pace.pace(room.submit.prefill_tokens_per_s, num_rows, now),
             pull_wait_len=self._pull_wait_len(room, match.num_tokens),
         )
 
-    def _filed(self, request: Request, match: Match) -> tuple[int, int]:
-        """Tokens beyond a match that the file has, and what loading them takes, in tokens computed meanwhile."""
+    def _filed(self, room: DecodeRoom, match: Match) -> tuple[int, int]:
+        """Tokens beyond a match that the file has, and what loading them takes, in tokens that prefill computes
+        meanwhile, or this worker where prefill's rate is not known."""
         tiering, running = self.parts.tiering, self.parts.scheduler.running
-        token_s = running.step_target.extend_s
-        if tiering is None or not token_s or not running.shares_prompt(request):
+        token_s, rate = running.step_target.extend_s, room.submit.prefill_tokens_per_s
+        rate = rate or (1.0 / token_s if token_s else None)
+        if tiering is None or rate is None or not running.shares_prompt(room.request):
             return 0, 0
-        found = tiering.loadable(request, match)
-        return (0, 0) if found is None else (found.num_tokens, int(found.load_s / token_s))
+        found = tiering.loadable(room.request, match)
+        return (0, 0) if found is None else (found.num_tokens, int(found.load_s * rate))
 
     def _pull_wait_len(self, room: DecodeRoom, matched_len: int) -> int:
         """What the front says of a pull, corrected for what is here: it may take for here what has been evicted."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from deltaserve.control.front.load import DecodeLoad, PrefillLoad
 
 HANDOVER_S = 0.004
-"""What a hand-over adds to the first token of a cached prompt (docs/performance.md)."""
+"""What a hand-over adds to the first token of a cached prompt (docs/performance.md), until it is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,8 @@ class Prices:
 
     kv_bytes_per_token: float
     transfer_bytes_per_s: float
+    """Assumed of the way to a decode worker until it is measured; and where workers are chosen what a prefix is worth
+    to find again at least, however quick the way is: it also takes memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,8 @@ def prefill_wait_len(prompt_len: int, pair: Candidate, prices: Prices) -> int:
         return 0
     load = pair.computing.load
     lacking = max(1, prompt_len - pair.computing.hit)
-    wire_s, _ = keep_times(prompt_len, pair.keeping, prices)
-    return max(1, int(load.queue_tokens + lacking + (HANDOVER_S + wire_s) * load.tokens_per_s))
+    handover_s = _moved_s(prompt_len - pair.keeping.hit, pair.keeping.load, prices)
+    return max(1, int(load.queue_tokens + lacking + handover_s * load.tokens_per_s))
 
 
 def pull_wait_len(prompt_len: int, pair: Candidate, prices: Prices) -> int:
@@ -106,7 +108,7 @@ def pull_wait_len(prompt_len: int, pair: Candidate, prices: Prices) -> int:
     num_pulled = pair.keeping.hit - pair.computing.hit
     if pair.is_unified or num_pulled <= 0:
         return 0
-    pull_s = HANDOVER_S + num_pulled * prices.kv_bytes_per_token / prices.transfer_bytes_per_s
+    pull_s = _moved_s(num_pulled, pair.keeping.load, prices)
     in_place_of = num_pulled - int(pull_s * pair.computing.load.tokens_per_s)
     return max(1, prefill_wait_len(prompt_len, pair, prices) - in_place_of)
 
@@ -114,8 +116,18 @@ def pull_wait_len(prompt_len: int, pair: Candidate, prices: Prices) -> int:
 def keep_times(prompt_len: int, side: Keeping, prices: Prices) -> tuple[float, float]:
     """Seconds on the wire, and of waiting for memory and a row."""
     missing = prompt_len - side.hit
-    wire_s = missing * prices.kv_bytes_per_token / prices.transfer_bytes_per_s
-    return wire_s, _decode_wait(missing, side.load)
+    byte_s = max(_byte_s(side.load, prices), 1.0 / prices.transfer_bytes_per_s)
+    return missing * prices.kv_bytes_per_token * byte_s, _decode_wait(missing, side.load)
+
+
+def _moved_s(num_tokens: int, load: DecodeLoad, prices: Prices) -> float:
+    """Seconds until so many tokens' pages are on the other side, from when they are asked for."""
+    handover_s = HANDOVER_S if load.handover_s is None else load.handover_s
+    return handover_s + num_tokens * prices.kv_bytes_per_token * _byte_s(load, prices)
+
+
+def _byte_s(load: DecodeLoad, prices: Prices) -> float:
+    return 1.0 / prices.transfer_bytes_per_s if load.byte_s is None else load.byte_s
 
 
 def _decode_wait(missing: int, load: DecodeLoad) -> float:

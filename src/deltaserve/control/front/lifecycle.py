@@ -482,5 +482,6 @@ def _submit(live: LiveRoom, decode: Worker, prefill: PeerAddress | None, now: fl
         prefill_wait_len=live.placement.prefill_wait_len,
         pull_wait_len=live.placement.pull_wait_len,
         decode_hit_len=max(0, live.prompt_len - live.placement.memory_tokens),
+        prefill_tokens_per_s=live.placement.prefill_tokens_per_s,
         hints=generation.hints,
     )

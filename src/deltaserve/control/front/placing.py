@@ -154,6 +154,7 @@ class Placer:
             output_tokens=min(sample.generation.sampling.max_tokens, self._assumed.output_len),
             prefill_wait_len=wait_len,
             pull_wait_len=pull_wait_len(sample.prompt_len, choice.pair, self._prices),
+            prefill_tokens_per_s=computing.load.tokens_per_s if computing.load.is_measured else None,
         )
         for name in placement.workers:
             worker = self._worker(name)

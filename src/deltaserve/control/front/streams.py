@@ -74,6 +74,8 @@ class Placement:
     """What prefill would compute until it is through with the prompt, in tokens; 0: decode is not to ask itself."""
     pull_wait_len: int = 0
     """The same where prefill first gets from decode what only that holds; 0: that is nothing."""
+    prefill_tokens_per_s: float | None = None
+    """Prompt tokens that prefill computes per second; None: not measured."""
 
     @property
     def computing(self) -> PeerName:

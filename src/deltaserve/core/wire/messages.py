@@ -157,6 +157,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
     """The same where prefill first asks decode for what only that holds of the prompt. 0: that is nothing."""
     decode_hit_len: int = 0
     """Tokens of the prompt that decode was taken to hold for that: what it holds less has to be computed."""
+    prefill_tokens_per_s: float | None = None
+    """Prompt tokens that the prefill worker computes per second; None: not measured."""
     hints: KvHints = NO_HINTS
 
 
@@ -514,6 +516,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
     num_pages: tuple[int, ...]
     prefill_tokens_per_s: float
     decode_step_s: float
+    handover_s: float | None = None
+    """Seconds that a prompt's hand-over to this worker takes besides its bytes. None: not measured."""
+    byte_s: float | None = None
+    """Seconds of each byte of it. None: not measured."""
     draining: bool = False
     ready: bool = True
     open_tickets: int = 0
