@@ -48,6 +48,7 @@ def test_prefill_pulls_what_decode_holds_and_computes_the_rest(decode_page_size:
     assert duo.sent(Offer, DECODE)[-1].held_len == len(PROMPT) // whole * whole
     assert pulled(duo) == 1
     assert asked.usage.prefill_cached_len == len(PROMPT) // whole * whole
+    assert asked.usage.prefill_pulled_len == asked.usage.prefill_cached_len
     assert duo.sent(Starting)[-1].cached_len <= asked.usage.prefill_cached_len
 
 
@@ -56,8 +57,7 @@ def test_what_prefill_has_itself_is_not_asked_for() -> None:
     duo.serve(PROMPT, 2)
     duo.run(0.5)
     served(duo, next_turn(duo))
-    assert pulled(duo) == 0
-    assert duo.sent(Offer, DECODE)[-1].held_len == HELD
+    assert (pulled(duo), duo.sent(Offer, DECODE)[-1].held_len) == (0, HELD)
 
 
 def test_where_it_is_off_everything_is_computed() -> None:
@@ -113,7 +113,7 @@ def test_a_prompt_waits_for_a_second_and_no_longer() -> None:
     duo.until(lambda: bool(asked.answer.ends))
     assert asked.answer.error is None
     assert 1.0 <= duo.world.now - began < 1.5
-    assert (pulled(duo), asked.usage.prefill_cached_len) == (1, 0)
+    assert (pulled(duo), asked.usage.prefill_cached_len, asked.usage.prefill_pulled_len) == (1, 0, 0)
     duo.quiet(limit_s=20.0)
 
 
@@ -190,6 +190,7 @@ def test_several_that_begin_alike_wait_for_one_pull() -> None:
     duo.settle(*several)
     assert pulled(duo) == 1
     assert {asked.usage.prefill_cached_len for asked in several} == {HELD}
+    assert sorted(asked.usage.prefill_pulled_len for asked in several) == [0, 0, HELD], "for one of them"
 
 
 @pytest.mark.parametrize("name", [DECODE, PREFILL])

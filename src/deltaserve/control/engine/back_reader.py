@@ -277,6 +277,9 @@ class BackReader:
         self._price.learn(num_bytes, turn.now - fill.since, turn.now)
         path, first = fill.path, fill.ticket.coverage.missing[0].start
         if self._parts.budget.enter_tree(path.namespace, path.tokens, path.keys, first, pages):
+            waiting = self._outflow.waiting_request(fill.peer, fill.room, fill.attempt)
+            if waiting is not None:  # else nobody waited for them, or not for so long
+                waiting.pulled_len += len(pages[0]) * self._config.cache.page_size
             self._num_pages += len(pages[0])
             self._num_bytes += num_bytes
 

@@ -4,17 +4,10 @@ The one rule, and all that goes into it.
 """
 
 from dataclasses import dataclass
-from enum import Enum
 
-from deltaserve.core.wire.messages import Weighed
+import msgspec
 
-
-class Cores(Enum):
-    """Whose the cores are that decode computes on."""
-
-    OWN = "own"
-    SHARED = "shared"
-    """Prefill's as well: what one of them computes keeps the other from computing."""
+from deltaserve.core.wire.messages import Cores, PrefillWay, Weighed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +48,8 @@ class Weighing:
     """Tokens of other prompts that decode has still to compute."""
     num_rows: int
     """Rows of decode that draw tokens meanwhile."""
-    prefill_wait_len: int
-    """What prefill computes, or could, until the prompt would be handed over. 0: prefill computes it in any case."""
+    way: PrefillWay
+    """What is to be done until prefill would hand the prompt over."""
     most_len: int
     """On cores of its own decode computes no more of one prompt itself (--decode-extend-tokens). On shared ones this
     bounds a step that has rows, and no prompt."""
@@ -66,8 +59,17 @@ class Weighing:
     load_len: int = 0
     """What loading those takes."""
     pace: PromptPace = ASSUMED_PACE
-    pull_wait_len: int = 0
-    """`prefill_wait_len` behind a pull; 0: there is nothing to pull, or it cannot be."""
+
+    @property
+    def prefill_wait_len(self) -> int:
+        """What prefill computes, or could, until the prompt would be handed over."""
+        return self.way.queue_len + self.way.lacking_len + self.way.handover_len
+
+    @property
+    def pull_wait_len(self) -> int:
+        """`prefill_wait_len` behind a pull; 0: there is nothing to pull, or it cannot be."""
+        way = self.way
+        return max(1, self.prefill_wait_len - way.pulled_len + way.pull_len) if way.pulled_len else 0
 
     @property
     def is_loaded(self) -> bool:
@@ -106,10 +108,27 @@ class Weighing:
         """What the front is told of it."""
         return Weighed(
             missing_len=self.missing_len,
+            filed_len=self.filed_len,
+            load_len=self.load_len,
             backlog_len=self.backlog_len,
             num_rows=self.num_rows,
+            pace_alone=self.pace.alone,
+            pace_beside=self.pace.beside,
+            pace_of_row=self.pace.of_row,
+            most_len=self.most_len,
+            cores=self.cores,
+            way=self.way,
             local_wait_len=self.local_wait_len,
             prefill_wait_len=self.prefill_wait_len,
             pull_wait_len=self.pull_wait_len,
             is_near=self.is_near,
         )
+
+
+def known_better(way: PrefillWay, pullable_len: int, lacking_len: int | None) -> PrefillWay:
+    """What a front said of prefill, corrected by what decode knows. `pullable_len`: what prefill may be asked to pull,
+    at most. `lacking_len`: what it lacks of a prompt with output, which it computes before others; None: no output."""
+    if lacking_len is None:
+        return msgspec.structs.replace(way, pulled_len=min(way.pulled_len, pullable_len))
+    pulled_len = min(way.pulled_len, pullable_len, lacking_len)
+    return msgspec.structs.replace(way, queue_len=0, lacking_len=lacking_len, pulled_len=pulled_len)

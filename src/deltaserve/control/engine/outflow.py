@@ -149,6 +149,7 @@ class Outflow:
                 logprobs=sampled.logprobs,
                 cached_len=room.cached_len,
                 loaded_len=room.request.loaded_len,
+                pulled_len=min(room.request.pulled_len, room.cached_len),
                 held_ms=1000.0 * (turn.now - room.offered_at),
                 sent_bytes=room.sent_bytes,
                 draft=draft,

@@ -7,6 +7,9 @@ _OLD_S = 10.0
 """What was measured longer ago says little of now: what made steps slow then may be over, and where prompts are kept
 away for it nothing else would show that."""
 
+_DIGITS = 3
+"""Decimal places of a pace: more are noise, and it is told."""
+
 
 class OwnPace:
     """The pace of one worker's prompts, against that of prefill."""
@@ -29,4 +32,6 @@ class OwnPace:
         if is_old or prefill_tokens_per_s is None or token_s is None or alone_s is None or beside_s is None:
             return ASSUMED_PACE
         rate = prefill_tokens_per_s
-        return PromptPace(alone=rate * alone_s, beside=rate * max(alone_s, beside_s), of_row=rate * token_s)
+        told = (rate * seconds for seconds in (alone_s, max(alone_s, beside_s), token_s))
+        alone, beside, of_row = (round(pace, _DIGITS) for pace in told)
+        return PromptPace(alone=alone, beside=beside, of_row=of_row)

@@ -13,7 +13,7 @@ from deltaserve.control.engine.back_writer import BackWriter
 from deltaserve.control.engine.checks import STEP_FAILURES, Refusal, refuse_submit
 from deltaserve.control.engine.ended import EndedAnswer
 from deltaserve.control.engine.intake import Arrived, AttemptFailed, Intake, Outcome
-from deltaserve.control.engine.near import Cores, Weighing
+from deltaserve.control.engine.near import Weighing, known_better
 from deltaserve.control.engine.own_pace import OwnPace
 from deltaserve.control.engine.parts import Parts
 from deltaserve.control.engine.peer_links import PeerLinks
@@ -42,6 +42,7 @@ from deltaserve.core.wire.first_token import FirstToken
 from deltaserve.core.wire.messages import (
     CacheUse,
     Cancel,
+    Cores,
     Drained,
     Draining,
     Failed,
@@ -49,6 +50,7 @@ from deltaserve.core.wire.messages import (
     FinishReason,
     Hello,
     Message,
+    PrefillWay,
     PromptLogprobs,
     Queued,
     Sent,
@@ -321,10 +323,9 @@ class Serving:
         return True
 
     def _weigh(self, room: DecodeRoom, now: float) -> Weighing | None:
-        """What speaks for computing a prompt here; None: nobody asks, or prefill has to compute it. Of one that goes on
-        behind output drawn here prefill lacks that as well."""
-        request, wait_len = room.request, room.submit.prefill_wait_len
-        if wait_len <= 0 or request.cache is CacheUse.BYPASS or request.sampling.prompt_logprobs is not None:
+        """What speaks for computing a prompt here; None: nobody asks, or prefill has to compute it."""
+        request, way = room.request, room.submit.prefill_way
+        if way is None or request.cache is CacheUse.BYPASS or request.sampling.prompt_logprobs is not None:
             return None
         match = self.parts.cache.match(request.namespace, request.tokens, request.keys, request.num_tokens - 1)
         others = [other for other in self.rooms if other is not room]
@@ -335,13 +336,12 @@ class Serving:
             missing_len=request.num_tokens - match.num_tokens,
             backlog_len=sum(other.weighing.to_compute_len for other in others if other.weighing and other.is_near),
             num_rows=num_rows,
-            prefill_wait_len=wait_len + request.output_len - room.first_own,
+            way=self._known_better(room, way, match.num_tokens),
             most_len=options.sched.near_len,
             cores=Cores.SHARED if options.weighs_work else Cores.OWN,
             filed_len=filed_len,
             load_len=load_len,
             pace=self._pace.pace(room.submit.prefill_tokens_per_s, num_rows, now),
-            pull_wait_len=self._pull_wait_len(room, match.num_tokens),
         )
 
     def _filed(self, room: DecodeRoom, match: Match) -> tuple[int, int]:
@@ -355,12 +355,15 @@ class Serving:
         found = tiering.loadable(room.request, match)
         return (0, 0) if found is None else (found.num_tokens, int(found.load_s * rate))
 
-    def _pull_wait_len(self, room: DecodeRoom, matched_len: int) -> int:
-        """What the front says of a pull, corrected for what is here: it may take for here what has been evicted."""
-        submit = room.submit
-        if not submit.pull_wait_len or not self.back.may_be_asked(room):
-            return 0
-        return submit.pull_wait_len + max(0, submit.decode_hit_len - matched_len)
+    def _known_better(self, room: DecodeRoom, way: PrefillWay, matched_len: int) -> PrefillWay:
+        """The front may take for here what has been evicted, and does not know what has become of a room since."""
+        request, evicted_len = room.request, max(0, room.submit.decode_hit_len - matched_len)
+        pullable_len = max(0, way.pulled_len - evicted_len) if self.back.may_be_asked(room) else 0
+        if not request.output_len:
+            return known_better(way, pullable_len, None)
+        if room.times.landed is not None:  # prefill has computed so much of it
+            return known_better(way, 0, max(1, request.num_tokens - room.attempt_len))
+        return known_better(way, pullable_len, way.lacking_len + request.output_len - room.first_own)
 
     def _refusal(self, submit: Submit, is_draining: bool) -> Refusal | None:
         if is_draining:
@@ -444,7 +447,7 @@ class Serving:
         if request.lease is None or not request.lease.num_pages:  # the token was drawn from all that is here
             request.num_finite = request.num_computed
         room.prefill_cached_len = max(room.prefill_cached_len, first.cached_len)
-        room.prefill_loaded_len = first.loaded_len
+        room.prefill_loaded_len, room.prefill_pulled_len = first.loaded_len, first.pulled_len
         request.draft_start = self._draft_start(room, first)
         room.move(DecodeEvent.QUEUE)
         self.parts.scheduler.running.share_computed(request)

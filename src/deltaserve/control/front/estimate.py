@@ -10,6 +10,7 @@ workers, the best pair is the best of each side.
 from dataclasses import dataclass
 
 from deltaserve.control.front.load import DecodeLoad, PrefillLoad
+from deltaserve.core.wire.messages import PrefillWay
 
 HANDOVER_S = 0.004
 """What a hand-over adds to the first token of a cached prompt (docs/performance.md), until it is measured."""
@@ -91,26 +92,21 @@ def compute_times(prompt_len: int, side: Computing) -> tuple[float, float]:
     return side.load.queue_tokens / rate, max(1, prompt_len - side.hit) / rate
 
 
-def prefill_wait_len(prompt_len: int, pair: Candidate, prices: Prices) -> int:
-    """What prefill would compute until a prompt is handed over, in tokens of its pace: its queue, what it lacks,
-    answers that decode alone holds among it, and the time that handing over takes. 0: one worker does both.
-    """
+def prefill_way(prompt_len: int, pair: Candidate, prices: Prices) -> PrefillWay | None:
+    """What is to be done until prefill hands a prompt over: answers that decode alone holds are among what it lacks,
+    unless it first gets those from there. None: one worker does both."""
     if pair.is_unified:
-        return 0
-    load = pair.computing.load
-    lacking = max(1, prompt_len - pair.computing.hit)
-    handover_s = _moved_s(prompt_len - pair.keeping.hit, pair.keeping.load, prices)
-    return max(1, int(load.queue_tokens + lacking + handover_s * load.tokens_per_s))
-
-
-def pull_wait_len(prompt_len: int, pair: Candidate, prices: Prices) -> int:
-    """`prefill_wait_len` where prefill first gets from decode what only that holds of a prompt. 0: it is nothing."""
-    num_pulled = pair.keeping.hit - pair.computing.hit
-    if pair.is_unified or num_pulled <= 0:
-        return 0
-    pull_s = _moved_s(num_pulled, pair.keeping.load, prices)
-    in_place_of = num_pulled - int(pull_s * pair.computing.load.tokens_per_s)
-    return max(1, prefill_wait_len(prompt_len, pair, prices) - in_place_of)
+        return None
+    load, keeping = pair.computing.load, pair.keeping
+    pulled_len = max(0, keeping.hit - pair.computing.hit)
+    pull_s = _moved_s(pulled_len, keeping.load, prices) if pulled_len else 0.0
+    return PrefillWay(
+        queue_len=int(load.queue_tokens),
+        lacking_len=max(1, prompt_len - pair.computing.hit),
+        handover_len=int(_moved_s(prompt_len - keeping.hit, keeping.load, prices) * load.tokens_per_s),
+        pulled_len=pulled_len,
+        pull_len=int(pull_s * load.tokens_per_s),
+    )
 
 
 def keep_times(prompt_len: int, side: Keeping, prices: Prices) -> tuple[float, float]:

@@ -24,6 +24,8 @@ class FirstToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Prompt tokens prefill took from its own tree."""
     loaded_len: int = 0
     """What of these came from the file under the tree."""
+    pulled_len: int = 0
+    """What of these was pulled from its reader for this prompt."""
     held_ms: float = 0.0
     """Milliseconds from the Offer to the draw, on prefill's clock: what its reader waited besides was the hand-over."""
     sent_bytes: int = 0
