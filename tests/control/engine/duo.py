@@ -24,6 +24,8 @@ from deltaserve.sim.process import Answer, SimWorker
 PREFILL, DECODE, FRONT = PeerName("prefill-0"), PeerName("decode-0"), PeerName("front")
 PAGE_BYTES = 64
 """Bytes of a page of the stamp model with pages of 4 tokens."""
+FIRST_TOKEN = range(45, 105)
+"""Bytes that a first token may have: fewer lengths than a page has bytes."""
 M = TypeVar("M")
 Delays = Callable[[PeerName, PeerName, Envelope], Sequence[float] | None]
 """What happens to a frame; None: what a healthy link does."""

@@ -9,11 +9,9 @@ from deltaserve.core.tokens import token_len
 from deltaserve.core.wire.messages import CacheUse, Grant, PromptLogprobs, Starting
 from deltaserve.sim.cluster import VOCAB, Cluster, Shape
 from deltaserve.sim.oracle import oracle_answer
-from tests.control.engine.duo import DECODE, PAGE_BYTES, PREFILL, Duo, slow_fabric
+from tests.control.engine.duo import DECODE, FIRST_TOKEN, PAGE_BYTES, PREFILL, Duo, slow_fabric
 
 HEAD = list(range(1, 17))
-FIRST_TOKEN = range(45, 105)
-"""Bytes a first token may have."""
 
 
 def check_moved(duo: Duo, before: float, num_pages: int) -> None:

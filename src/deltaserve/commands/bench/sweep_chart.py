@@ -69,15 +69,15 @@ def _draw_reuse(axes: Any, sweep: Sweep, points: Sequence[SweepPoint]) -> None:
     axes.set_xlabel(sweep.kind.heading)
     axes.grid(alpha=0.3)
     weighed = [(value, waits) for value, reuse in told if (waits := reuse.waits) is not None]
-    if weighed:
-        _draw_waits(axes.twinx(), weighed)
-    axes.legend(loc="upper left", fontsize="small")
+    lines = [*axes.get_lines(), *(_draw_waits(axes.twinx(), weighed) if weighed else ())]
+    axes.legend(handles=lines, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize="small")
 
 
-def _draw_waits(axes: Any, weighed: Sequence[tuple[float, MeanWaits]]) -> None:
-    """What the rule compared at each strength, on an axis of its own."""
+def _draw_waits(axes: Any, weighed: Sequence[tuple[float, MeanWaits]]) -> list[Any]:
+    """What the rule compared at each strength, on an axis of its own; the lines that show it."""
     values = [value for value, _ in weighed]
-    axes.plot(values, [waits.local_len for _, waits in weighed], ":", label="mean wait, by decode")
-    axes.plot(values, [waits.prefill_len for _, waits in weighed], "--", label="mean wait, by prefill")
+    by_decode, by_prefill = zip(*((waits.local_len, waits.prefill_len) for _, waits in weighed), strict=True)
+    axes.plot(values, by_decode, ":", color="tab:purple", label="mean wait, by decode")
+    axes.plot(values, by_prefill, "--", color="tab:brown", label="mean wait, by prefill")
     axes.set_ylabel("tokens")
-    axes.legend(loc="upper right", fontsize="small")
+    return [*axes.get_lines()]
