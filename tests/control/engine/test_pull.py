@@ -158,6 +158,7 @@ def test_over_a_link_that_was_found_slow_no_pull_is_hoped_for(byte_s: float, num
     duo.until(lambda: bool(asked.answer.ends))
     weighed = asked.usage.weighed
     assert weighed is not None and weighed.num_rows == 3
+    assert (weighed.way.lacking_len, weighed.way.pulled_len) == (len(PROMPT) + PAGE, HELD)
     assert (len(duo.sent(Offer, DECODE)) - before, pulled(duo)) == (num_pulls, num_pulls)
     assert weighed.is_near is not num_pulls
     duo.settle(asked, *rows)

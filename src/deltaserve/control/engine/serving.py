@@ -363,7 +363,7 @@ class Serving:
             return known_better(way, pullable_len, None)
         if room.times.landed is not None:  # prefill has computed so much of it
             return known_better(way, 0, max(1, request.num_tokens - room.attempt_len))
-        return known_better(way, pullable_len, way.lacking_len + request.output_len - room.first_own)
+        return known_better(way, pullable_len, way.lacking_len + request.output_len)
 
     def _refusal(self, submit: Submit, is_draining: bool) -> Refusal | None:
         if is_draining:
