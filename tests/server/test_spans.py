@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaserve.core.wire.messages import Usage, Weighed
+from deltaserve.core.wire.messages import Cores, PrefillWay, Usage, Weighed
 from deltaserve.server.spans import SampleTimes, TimedSpan, request_span
 from deltaserve.server.usage import timings
 
@@ -49,8 +49,16 @@ def test_the_parts_of_a_request() -> None:
 def test_what_decided_which_side_computes_is_told() -> None:
     weighed = Weighed(
         missing_len=20,
+        filed_len=0,
+        load_len=0,
         backlog_len=1,
         num_rows=2,
+        pace_alone=1.0,
+        pace_beside=2.0,
+        pace_of_row=1.0,
+        most_len=256,
+        cores=Cores.OWN,
+        way=PrefillWay(queue_len=10, lacking_len=28, handover_len=2, pulled_len=12, pull_len=2),
         local_wait_len=84,
         prefill_wait_len=40,
         pull_wait_len=30,

@@ -106,5 +106,6 @@ def _found(usage: Usage) -> dict[str, Attribute]:
         "deltaserve.prefill_cached_tokens": usage.prefill_cached_len,
         "deltaserve.decode_loaded_tokens": usage.decode_loaded_len,
         "deltaserve.prefill_loaded_tokens": usage.prefill_loaded_len,
+        "deltaserve.prefill_pulled_tokens": usage.prefill_pulled_len,
         **({} if usage.weighed is None else {f"deltaserve.{k}": v for k, v in weighed(usage.weighed).items()}),
     }

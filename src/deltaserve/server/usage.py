@@ -59,8 +59,8 @@ def timings(index: int, usage: Usage) -> dict[str, object]:
     """Where one sample's time went (seconds) and where its prompt came from (tokens, bytes).
 
     Decode computed the prompt itself where `local_wait_tokens` is no more than `prefill_wait_tokens`, nor than
-    `pull_wait_tokens` where that is not 0, and what it lacked no more than --decode-extend-tokens; all of these are 0,
-    and `computed_on` is null, where that was no question.
+    `pull_wait_tokens` where that is not 0, and what it would compute no more than `extend_limit_tokens`; all that went
+    into these sums is told (docs/operations.md), and all of it is 0 or null where that was no question.
 
     Pages move while the rest of the prompt is computed: transfer_s lies within prefill_s and is not to be added to it.
     """
@@ -76,6 +76,7 @@ def timings(index: int, usage: Usage) -> dict[str, object]:
         "prefill_cached_tokens": usage.prefill_cached_len,
         "decode_loaded_tokens": usage.decode_loaded_len,
         "prefill_loaded_tokens": usage.prefill_loaded_len,
+        "prefill_pulled_tokens": usage.prefill_pulled_len,
         "transferred_bytes": usage.transferred_bytes,
         "transferred_state_bytes": usage.transferred_state_bytes,
         **(_NO_QUESTION if usage.weighed is None else weighed(usage.weighed)),
@@ -88,22 +89,47 @@ def timings(index: int, usage: Usage) -> dict[str, object]:
 
 _NO_QUESTION = {
     "computed_on": None,
+    "cores": None,
     "missing_tokens": 0,
+    "filed_tokens": 0,
+    "load_tokens": 0,
     "backlog_tokens": 0,
     "decoding_rows": 0,
+    "pace_alone": 0.0,
+    "pace_beside": 0.0,
+    "pace_of_row": 0.0,
+    "extend_limit_tokens": 0,
+    "prefill_queue_tokens": 0,
+    "prefill_lacking_tokens": 0,
+    "handover_tokens": 0,
+    "pullable_tokens": 0,
+    "pull_tokens": 0,
     "local_wait_tokens": 0,
     "prefill_wait_tokens": 0,
     "pull_wait_tokens": 0,
 }
 
 
-def weighed(weighing: Weighed) -> dict[str, str | int]:
-    """What decided which side computed a prompt (tokens, rows)."""
+def weighed(weighing: Weighed) -> dict[str, str | float]:
+    """What decided which side computed a prompt (tokens, rows, paces)."""
+    way = weighing.way
     return {
         "computed_on": "decode" if weighing.is_near else "prefill",
+        "cores": weighing.cores.value,
         "missing_tokens": weighing.missing_len,
+        "filed_tokens": weighing.filed_len,
+        "load_tokens": weighing.load_len,
         "backlog_tokens": weighing.backlog_len,
         "decoding_rows": weighing.num_rows,
+        "pace_alone": weighing.pace_alone,
+        "pace_beside": weighing.pace_beside,
+        "pace_of_row": weighing.pace_of_row,
+        "extend_limit_tokens": weighing.most_len,
+        "prefill_queue_tokens": way.queue_len,
+        "prefill_lacking_tokens": way.lacking_len,
+        "handover_tokens": way.handover_len,
+        "pullable_tokens": way.pulled_len,
+        "pull_tokens": way.pull_len,
         "local_wait_tokens": weighing.local_wait_len,
         "prefill_wait_tokens": weighing.prefill_wait_len,
         "pull_wait_tokens": weighing.pull_wait_len,

@@ -97,12 +97,17 @@ class AnsweringServer:
             self.in_flight -= 1
 
 
-def _timings(prompt_len: int, *, by_prefill: bool) -> dict[str, int]:
+def _timings(prompt_len: int, *, by_prefill: bool) -> dict[str, int | str]:
     found = prompt_len // 2
     return {
         "decode_cached_tokens": 0 if by_prefill else found,
         "prefill_cached_tokens": found if by_prefill else 0,
         "transferred_bytes": 1000 if by_prefill else 0,
+        "prefill_pulled_tokens": found if by_prefill else 0,
+        "computed_on": "prefill" if by_prefill else "decode",
+        "local_wait_tokens": 40,
+        "prefill_wait_tokens": 100,
+        "pull_wait_tokens": 80 if by_prefill else 0,
     }
 
 

@@ -58,6 +58,8 @@ def test_a_sweep_says_what_the_server_did_with_the_prompts(capsys: pytest.Captur
     assert [(row[0], row[-1]) for row in rows_of(out)] == [("1", "6/6"), ("2", "6/6")]
     for strength, row in zip(("1", "2"), rows_of(out, "by prefill"), strict=True):
         assert row == [strength, "50%", "50%", "50%", "50%", "3,000"]
+    for strength, row in zip(("1", "2"), rows_of(out, "wait, prefill"), strict=True):
+        assert row == [strength, "0%", "25%", "40", "90"]
 
 
 def test_a_sweep_over_the_rate_keeps_the_limit_of_concurrency(tmp_path: Path) -> None:

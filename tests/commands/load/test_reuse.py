@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 from deltaserve.commands.load.record import RequestRecord
-from deltaserve.commands.load.reuse import reuse_of
+from deltaserve.commands.load.reuse import MeanWaits, reuse_of
 
 
-def record(turn: int, prompt_len: int, known_len: int, **timing: int) -> RequestRecord:
+def record(turn: int, prompt_len: int, known_len: int, **timing: int | str | None) -> RequestRecord:
     told: dict[str, Any] = {
         "decode_cached_tokens": 0,
         "prefill_cached_tokens": 0,
@@ -66,3 +66,22 @@ def test_shares_say_what_the_rule_did() -> None:
     assert found is not None
     assert found.share_by_decode == 0.5
     assert found.share_computed == 120 / 200
+
+
+def test_what_was_pulled_and_what_was_waited_for_is_told() -> None:
+    waits = {"local_wait_tokens": 300, "prefill_wait_tokens": 500, "pull_wait_tokens": 100}
+    pulled = record(0, 100, 0, transferred_bytes=9, computed_on="prefill", prefill_pulled_tokens=60, **waits)
+    loaded = record(1, 100, 0, decode_loaded_tokens=20, computed_on="decode", **{**waits, "pull_wait_tokens": 0})
+    found = reuse_of([pulled, loaded, record(2, 200, 0, computed_on=None)])
+    assert found is not None
+    assert (found.share_pulled, found.share_loaded) == (60 / 400, 20 / 400)
+    assert found.waits == MeanWaits(300.0, 300.0)
+    rows = dict(found.as_rows())
+    assert rows["of that pulled from decode"] == "60"
+    assert rows["tokens waited for, mean: by decode, by prefill"] == "300, 300"
+
+
+def test_where_nothing_was_weighed_no_wait_is_told() -> None:
+    found = reuse_of([record(0, 100, 0)])
+    assert found is not None and found.waits is None
+    assert not any("waited" in label for label, _ in found.as_rows())

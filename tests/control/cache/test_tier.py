@@ -2,6 +2,8 @@
 
 from math import inf
 
+import pytest
+
 from deltaserve.control.cache.load_price import LoadPrice
 from deltaserve.control.cache.newcomers import Newcomers
 from deltaserve.control.cache.tier import Tier
@@ -95,3 +97,10 @@ def test_what_is_had_in_a_moment_is_not_loaded() -> None:
     price.learn(1_000_000, 0.001)
     assert not price.is_worth(100, 0.001)
     assert price.is_worth(100, 0.016)
+
+
+def test_to_ask_what_a_load_takes_changes_no_price() -> None:
+    price = LoadPrice()
+    assert price.seconds(1_000_000) is None
+    price.learn(1_000_000, 1.0)
+    assert [price.seconds(1_000_000) for _ in range(100)] == [pytest.approx(1.002)] * 100

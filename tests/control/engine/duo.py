@@ -15,7 +15,7 @@ from deltaserve.core.errors import FailReason
 from deltaserve.core.hints import NO_HINTS, KvHints
 from deltaserve.core.ids import PeerName, Room
 from deltaserve.core.tokens import pack_u32, unpack_u32
-from deltaserve.core.wire.messages import CacheUse, Envelope, Message, TokenRun, Tokens, Usage
+from deltaserve.core.wire.messages import CacheUse, Envelope, Message, PrefillWay, TokenRun, Tokens, Usage
 from deltaserve.sim.cluster import VOCAB, Cluster, Shape
 from deltaserve.sim.loopback import Fabric, Fate, Part
 from deltaserve.sim.oracle import oracle_output
@@ -24,6 +24,8 @@ from deltaserve.sim.process import Answer, SimWorker
 PREFILL, DECODE, FRONT = PeerName("prefill-0"), PeerName("decode-0"), PeerName("front")
 PAGE_BYTES = 64
 """Bytes of a page of the stamp model with pages of 4 tokens."""
+FIRST_TOKEN = range(45, 105)
+"""Bytes that a first token may have: fewer lengths than a page has bytes."""
 M = TypeVar("M")
 Delays = Callable[[PeerName, PeerName, Envelope], Sequence[float] | None]
 """What happens to a frame; None: what a healthy link does."""
@@ -140,12 +142,16 @@ class Duo:
 
     def weigh(self, prefill_wait_len: int, pull_wait_len: int = 0) -> None:
         """Have the front say of every prompt that prefill computes so much until it would be handed over, and so much
-        behind a pull."""
+        behind a pull of all of that. 0: it says nothing of it."""
+        pulled_len = prefill_wait_len if pull_wait_len else 0
+        way = PrefillWay(
+            queue_len=0, lacking_len=prefill_wait_len, handover_len=0, pulled_len=pulled_len, pull_len=pull_wait_len
+        )
         placer = self.cluster.front.core.placer
         place = placer.place
 
         def placed(*placing: Any) -> Placement:
-            return replace(place(*placing), prefill_wait_len=prefill_wait_len, pull_wait_len=pull_wait_len)
+            return replace(place(*placing), prefill_way=way if prefill_wait_len else None)
 
         placer.place = placed  # type: ignore[assignment, method-assign]
 

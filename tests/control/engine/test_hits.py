@@ -9,11 +9,9 @@ from deltaserve.core.tokens import token_len
 from deltaserve.core.wire.messages import CacheUse, Grant, PromptLogprobs, Starting
 from deltaserve.sim.cluster import VOCAB, Cluster, Shape
 from deltaserve.sim.oracle import oracle_answer
-from tests.control.engine.duo import DECODE, PAGE_BYTES, PREFILL, Duo, slow_fabric
+from tests.control.engine.duo import DECODE, FIRST_TOKEN, PAGE_BYTES, PREFILL, Duo, slow_fabric
 
 HEAD = list(range(1, 17))
-FIRST_TOKEN = range(10, 60)
-"""Bytes a first token may have."""
 
 
 def check_moved(duo: Duo, before: float, num_pages: int) -> None:
@@ -182,6 +180,20 @@ def test_a_retracted_request_resumes_from_what_it_left(extend_len: int) -> None:
     for one in resumed:
         attempts = {s.attempt for s in duo.sent(Starting) if s.room == one.room}
         assert attempts == set(range(1, (1 if extend_len else 1 + one.usage.num_retractions) + 1))
+
+
+@pytest.mark.parametrize(("prefill_wait_len", "is_near"), [(200, True), (1, False)])
+def test_a_retracted_request_goes_by_the_rule_of_its_prompt(prefill_wait_len: int, is_near: bool) -> None:
+    """On shared cores decode computes a rest of any length, unless prefill holds so much more of it."""
+    duo = Duo(Shape(decode_pages=16, reserve_len=0, extend_len=0, shares_cores=True))
+    duo.weigh(prefill_wait_len)
+    asked = [duo.ask([80 + i, *range(1, 20)], 30) for i in range(2)]
+    duo.settle(*asked)
+    resumed = [a for a in asked if a.usage.num_retractions]
+    assert resumed
+    for one in resumed:
+        attempts = [s.attempt for s in duo.sent(Starting) if s.room == one.room]
+        assert bool(attempts) is not is_near
 
 
 def test_a_retracted_unified_request_is_computed_again_from_its_pages() -> None:

@@ -48,6 +48,7 @@ def test_prefill_pulls_what_decode_holds_and_computes_the_rest(decode_page_size:
     assert duo.sent(Offer, DECODE)[-1].held_len == len(PROMPT) // whole * whole
     assert pulled(duo) == 1
     assert asked.usage.prefill_cached_len == len(PROMPT) // whole * whole
+    assert asked.usage.prefill_pulled_len == asked.usage.prefill_cached_len
     assert duo.sent(Starting)[-1].cached_len <= asked.usage.prefill_cached_len
 
 
@@ -56,8 +57,7 @@ def test_what_prefill_has_itself_is_not_asked_for() -> None:
     duo.serve(PROMPT, 2)
     duo.run(0.5)
     served(duo, next_turn(duo))
-    assert pulled(duo) == 0
-    assert duo.sent(Offer, DECODE)[-1].held_len == HELD
+    assert (pulled(duo), duo.sent(Offer, DECODE)[-1].held_len) == (0, HELD)
 
 
 def test_where_it_is_off_everything_is_computed() -> None:
@@ -98,6 +98,14 @@ def slow_decode(seconds: float) -> Fabric:
     return Fabric(policy=fate)
 
 
+def by_bytes(byte_s: float) -> Fabric:
+    def fate(posted: Posted) -> Fate:
+        took = 0.0001 + posted.num_bytes * byte_s
+        return Fate(lands=(Part(took),), notified_s=took, told_s=took)
+
+    return Fabric(policy=fate)
+
+
 def test_a_prompt_waits_for_a_second_and_no_longer() -> None:
     duo = known_to_decode(fabric=slow_decode(5.0))
     began = duo.world.now
@@ -105,7 +113,7 @@ def test_a_prompt_waits_for_a_second_and_no_longer() -> None:
     duo.until(lambda: bool(asked.answer.ends))
     assert asked.answer.error is None
     assert 1.0 <= duo.world.now - began < 1.5
-    assert (pulled(duo), asked.usage.prefill_cached_len) == (1, 0)
+    assert (pulled(duo), asked.usage.prefill_cached_len, asked.usage.prefill_pulled_len) == (1, 0, 0)
     duo.quiet(limit_s=20.0)
 
 
@@ -125,6 +133,35 @@ def test_it_is_not_waited_for_where_computing_is_sooner() -> None:
     assert duo.world.now - began < 0.5
     assert pulled(duo) == before
     assert duo.sent(Offer, DECODE)[-1].held_len == HELD, "it was offered"
+
+
+@pytest.mark.parametrize(("byte_s", "num_pulls"), [(0.0, 1), (1e-3, 0)])
+def test_over_a_link_that_was_found_slow_no_pull_is_hoped_for(byte_s: float, num_pulls: int) -> None:
+    """Decode draws tokens of three rows and alone holds all but five tokens of a prompt: a pull is sooner than that, if
+    the link is quick. By a slow one prefill would decline, and compute all of it."""
+    shape = replace(
+        SHAPE, conditional_prefill=True, itl_target_s=1.0, extend_len=8, prefill_pages=200, decode_pages=400
+    )
+    duo = Duo(shape, by_bytes(byte_s))
+    duo.serve(PROMPT, 2)
+    for number in range(30, 38):
+        duo.serve([number] * 20, 2)
+    duo.run(2.0)
+    duo.flush(PREFILL)
+    duo.run(11.0)  # until the front takes it for held by decode alone
+    duo.worker(DECODE).pace.slowness = 20.0
+    rows = [duo.ask([number] * 9, 150) for number in range(40, 43)]
+    duo.until(lambda: all(row.answer.tokens for row in rows))
+    duo.run(0.6)
+    before = len(duo.sent(Offer, DECODE))
+    asked = next_turn(duo)
+    duo.until(lambda: bool(asked.answer.ends))
+    weighed = asked.usage.weighed
+    assert weighed is not None and weighed.num_rows == 3
+    assert (weighed.way.lacking_len, weighed.way.pulled_len) == (len(PROMPT) + PAGE, HELD)
+    assert (len(duo.sent(Offer, DECODE)) - before, pulled(duo)) == (num_pulls, num_pulls)
+    assert weighed.is_near is not num_pulls
+    duo.settle(asked, *rows)
 
 
 def test_pages_that_left_decodes_tree_meanwhile_are_computed() -> None:
@@ -154,6 +191,7 @@ def test_several_that_begin_alike_wait_for_one_pull() -> None:
     duo.settle(*several)
     assert pulled(duo) == 1
     assert {asked.usage.prefill_cached_len for asked in several} == {HELD}
+    assert sorted(asked.usage.prefill_pulled_len for asked in several) == [0, 0, HELD], "for one of them"
 
 
 @pytest.mark.parametrize("name", [DECODE, PREFILL])

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from deltaserve.control.cache.pages import PageState
-from deltaserve.control.engine.tiering import Tiering
+from deltaserve.control.engine.tiering import Loadable, Tiering
+from deltaserve.control.engine.way_price import WayPrice
 from deltaserve.core.ids import Namespace, PeerName
 from deltaserve.core.keys import KEY_BYTES, extend_keys, key_at
 from deltaserve.core.tokens import pack_u32
+from deltaserve.core.wire.messages import Offer
 from deltaserve.sim.cluster import Shape
 from deltaserve.sim.faults import FaultKind
 from tests.control.engine.duo import DECODE, PREFILL, Duo
@@ -269,6 +271,64 @@ def test_a_window_or_state_that_the_file_lacks_makes_what_is_loaded_shorter(num_
     assert computed(duo) - before == 4 + 2
     assert duo.metrics(PREFILL)["deltaserve_tier_tokens_loaded_total"] == 12
     rest(duo)
+
+
+# ---------------------------------------------------------------- what the rule of near.py sees of it
+
+
+def learns(duo: Duo, load_s: float) -> None:
+    """Decode has loaded a page of 64 bytes in so many seconds, and computed prompts at a millisecond a token."""
+    tiering(duo, DECODE)._price.learn(64, load_s)
+    duo.decode.parts.scheduler.running.step_target.learn(0, 100, 0.1)
+
+
+def loadable(duo: Duo, prompt: list[int]) -> Loadable | None:
+    asked = duo.ask(prompt, 3)
+    duo.until(lambda: duo.decode_room(asked) is not None)
+    room = duo.decode_room(asked)
+    assert room is not None
+    parts = duo.decode.parts
+    match = parts.cache.match(room.request.namespace, room.request.tokens, room.request.keys)
+    return tiering(duo, DECODE).loadable(room.request, match)
+
+
+def test_it_is_told_what_a_load_would_bring_and_take() -> None:
+    duo = with_evicted_head()
+    assert loadable(duo, [*HEAD, 51, 52]) is None, "nobody knows what a load takes"
+    duo = with_evicted_head()
+    learns(duo, 0.001)
+    assert loadable(duo, [*HEAD, 51, 52]) == Loadable(16, pytest.approx(0.002 + 4 * 0.001))
+    assert loadable(duo, [70, *HEAD, 51, 52]) is None
+
+
+@pytest.mark.parametrize(("load_s", "num_offers"), [(0.001, 0), (0.1, 1)])
+def test_a_prompt_that_lies_in_decodes_file_is_decodes_where_loading_is_sooner(load_s: float, num_offers: int) -> None:
+    """16 of its 18 tokens are there: two are computed, as many as --decode-extend-tokens."""
+    duo = with_evicted_head(replace(SMALL, extend_len=2))
+    learns(duo, load_s)
+    duo.weigh(9)
+    before = len(duo.sent(Offer, DECODE))
+    asked = duo.serve([*HEAD, 51, 52], 3)
+    assert len(duo.sent(Offer, DECODE)) - before == num_offers
+    assert asked.usage.weighed is not None
+    assert asked.usage.weighed.local_wait_len == (18 if num_offers else 2 + 6)
+    if num_offers:
+        assert duo.sent(Offer, DECODE)[-1].held_len == 0, "what lies in a file cannot be pulled"
+    else:
+        assert (asked.usage.decode_cached_len, asked.usage.decode_loaded_len) == (16, 16)
+
+
+@pytest.mark.parametrize(("byte_s", "loaded_len"), [(1e-6, 0), (1.0, 16)])
+def test_decode_loads_what_prefill_would_take_longer_to_send(byte_s: float, loaded_len: int) -> None:
+    """As the last hand-overs took; a load takes 6 ms."""
+    duo = with_evicted_head()
+    learns(duo, 0.001)
+    price = duo.decode.intake._ways[PREFILL] = WayPrice()
+    for _ in range(8):
+        price.learn(1000, 1000 * byte_s, duo.world.now)
+        price.learn(0, 0.0, duo.world.now)
+    asked = duo.serve([*HEAD, 51, 52], 3)
+    assert (asked.usage.decode_loaded_len, asked.usage.decode_cached_len) == (loaded_len, loaded_len)
 
 
 def resident(duo: Duo, name: PeerName = PREFILL) -> int:

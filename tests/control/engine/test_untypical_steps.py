@@ -47,7 +47,7 @@ def target_cost(duo: Duo) -> float:
 
 def extend_cost(duo: Duo) -> float:
     """What --itl-target-ms shares steps with prompts by."""
-    return duo.worker(PREFILL).instance.parts.scheduler.running.step_target._extend_s or 0.0
+    return duo.worker(PREFILL).instance.parts.scheduler.running.step_target.extend_s or 0.0
 
 
 def draft_pass(duo: Duo) -> float:

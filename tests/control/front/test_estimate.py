@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from deltaserve.control.engine.near import Weighing
 from deltaserve.control.front.estimate import (
     HANDOVER_S,
     Candidate,
@@ -11,8 +12,7 @@ from deltaserve.control.front.estimate import (
     Keeping,
     Prices,
     estimate,
-    prefill_wait_len,
-    pull_wait_len,
+    prefill_way,
 )
 from deltaserve.control.front.load import DecodeLoad, PrefillLoad
 from deltaserve.core.ids import PeerName
@@ -123,9 +123,16 @@ def test_what_is_assumed_is_priced_but_is_no_sure_wait(prefill: bool, decode: bo
     assert price.ttft_s > price.queue_s + price.decode_wait_s > 0.5
 
 
+def way_of(prompt_len: int, pair: Candidate, prices: Prices = PRICES) -> Weighing:
+    """The rule's view of a pair, for a prompt of which decode would compute nothing."""
+    way = prefill_way(prompt_len, pair, prices)
+    assert way is not None
+    return Weighing(missing_len=0, backlog_len=0, num_rows=0, way=way, most_len=256)
+
+
 def wait_len(prefill: PrefillLoad = PREFILL, *, lacking: int = 1, prices: Prices = PRICES) -> int:
     pair = pair_of(prefill, prefill_hit=PROMPT - lacking)
-    return prefill_wait_len(PROMPT, pair, prices)
+    return way_of(PROMPT, pair, prices).prefill_wait_len
 
 
 def test_prefill_is_waited_for_as_long_as_it_computes_and_hands_over() -> None:
@@ -142,27 +149,53 @@ def test_slow_wires_count() -> None:
     assert wait_len(prices=slow) > wait_len()
 
 
+def test_what_was_measured_counts_in_place_of_what_is_assumed() -> None:
+    """The trip and each byte; 0 is an answer too."""
+    measured = replace(DECODE, handover_s=0.5, byte_s=1e-8)
+    pair = pair_of(decode=measured, prefill_hit=PROMPT - 1, decode_hit=PROMPT - 100)
+    assert way_of(PROMPT, pair).prefill_wait_len == int(1 + (0.5 + 100 * 131072 * 1e-8) * PREFILL.tokens_per_s)
+    quick = pair_of(decode=replace(DECODE, handover_s=0.0, byte_s=0.0), prefill_hit=PROMPT - 1)
+    assert way_of(PROMPT, quick).prefill_wait_len == 1
+
+
+def test_however_quick_a_way_is_a_prefix_is_worth_to_find_again() -> None:
+    """Else a conversation would go wherever a step is a millisecond shorter."""
+    quick = replace(DECODE, byte_s=0.0)
+    assert ttft(pair_of(decode=quick, decode_hit=6400)) < ttft(pair_of(decode=quick)) == ttft(PAIR)
+    slow = replace(DECODE, byte_s=1e-7)
+    assert ttft(pair_of(decode=slow)) > ttft(PAIR)
+
+
+@pytest.mark.parametrize(("byte_s", "is_near"), [(None, False), (1 / 269e9, False), (1 / 165e6, True)])
+def test_a_slow_link_turns_the_decision(byte_s: float | None, is_near: bool) -> None:
+    """46 KB a token; decode alone holds 8,000 of 8,100 tokens, and draws tokens of 12 rows. By the slow link those
+    tokens take 2.2 s to prefill, which computes all of them in 1.6 s."""
+    prices = Prices(kv_bytes_per_token=46_000, transfer_bytes_per_s=4e9)
+    prefill = replace(PREFILL, tokens_per_s=5_000.0)
+    pair = pair_of(prefill, replace(DECODE, byte_s=byte_s), decode_hit=8_000)
+    weighing = replace(way_of(8_100, pair, prices), missing_len=100, num_rows=12)
+    assert weighing.local_wait_len == 1_400
+    assert (weighing.pull_wait_len > weighing.prefill_wait_len) is is_near
+    assert weighing.is_near is is_near
+
+
 def test_a_worker_that_computes_anyway_is_not_waited_for() -> None:
     alone = replace(PREFILL, worker=DECODE.worker, queue_tokens=500.0)
-    assert prefill_wait_len(PROMPT, pair_of(alone), PRICES) == 0
+    assert prefill_way(PROMPT, pair_of(alone, decode_hit=7000), PRICES) is None
 
 
 def pull_len(prefill_hit: int, decode_hit: int, prices: Prices = PRICES) -> int:
-    return pull_wait_len(PROMPT, pair_of(prefill_hit=prefill_hit, decode_hit=decode_hit), prices)
+    return way_of(PROMPT, pair_of(prefill_hit=prefill_hit, decode_hit=decode_hit), prices).pull_wait_len
 
 
 def test_what_decode_holds_does_not_have_to_be_computed() -> None:
     """It is on its way for as long as its bytes take."""
-    computed = prefill_wait_len(PROMPT, pair_of(prefill_hit=1000, decode_hit=7000), PRICES)
+    pair = pair_of(prefill_hit=1000, decode_hit=7000)
     pull_s = HANDOVER_S + 6000 * PRICES.kv_bytes_per_token / PRICES.transfer_bytes_per_s
-    assert pull_len(1000, 7000) == computed - 6000 + int(pull_s * PREFILL.tokens_per_s)
+    assert pull_len(1000, 7000) == way_of(PROMPT, pair).prefill_wait_len - 6000 + int(pull_s * PREFILL.tokens_per_s)
     slow = replace(PRICES, transfer_bytes_per_s=PRICES.transfer_bytes_per_s / 1000)
-    assert pull_len(1000, 7000, slow) > prefill_wait_len(PROMPT, pair_of(prefill_hit=1000, decode_hit=7000), slow), (
-        "a slow link is worse than computing"
-    )
+    assert pull_len(1000, 7000, slow) > way_of(PROMPT, pair, slow).prefill_wait_len, "a slow link is worse"
 
 
 def test_what_prefill_has_itself_is_not_pulled() -> None:
     assert pull_len(7000, 7000) == pull_len(7000, 1000) == 0
-    alone = replace(PREFILL, worker=DECODE.worker)
-    assert pull_wait_len(PROMPT, pair_of(alone, decode_hit=7000), PRICES) == 0

@@ -55,7 +55,7 @@ def test_a_request_waits_for_the_prefill_worker_that_it_names() -> None:
     comes(cluster)
     (submit,) = cluster.submits(DECODE)
     assert submit.prefill == address("prefill-9")
-    assert submit.prefill_wait_len == 0
+    assert submit.prefill_way is None
     cluster.tokens(DECODE, 1, 0, [3])
     cluster.finished(DECODE, 1, output_len=1)
     assert cluster.output(1) == (3,)

@@ -12,7 +12,13 @@ ASSUMED = Assumed(prefill_tokens_per_s=2000.0, decode_step_s=0.03, output_len=25
 
 
 def status(
-    waiting_tokens: int = 0, *, rooms: int = 0, free: int = 100, rate: float = 0.0, step_s: float = 0.0
+    waiting_tokens: int = 0,
+    *,
+    rooms: int = 0,
+    free: int = 100,
+    rate: float = 0.0,
+    step_s: float = 0.0,
+    way: tuple[float | None, float | None] = (None, None),
 ) -> Status:
     return Status(
         num_waiting=0,
@@ -24,6 +30,8 @@ def status(
         num_pages=(100, 100),
         prefill_tokens_per_s=rate,
         decode_step_s=step_s,
+        handover_s=way[0],
+        byte_s=way[1],
     )
 
 
@@ -149,3 +157,23 @@ def test_where_all_rates_are_old_they_count() -> None:
     quick = replace(report(status(rate=800.0, step_s=0.01)), rate_age_s=60.0, step_age_s=60.0)
     assert [load.tokens_per_s for load in prefill_loads([slow, quick], ASSUMED)] == [100.0, 800.0]
     assert [load.step_s for load in decode_loads([slow, quick], ASSUMED)] == [0.5, 0.01]
+
+
+def ways(*reports: LoadReport) -> list[tuple[float | None, float | None]]:
+    return [(load.handover_s, load.byte_s) for load in decode_loads(reports, ASSUMED)]
+
+
+def test_hand_overs_that_nobody_measured_are_told_as_such() -> None:
+    assert ways(report(status()), report(None)) == [(None, None)] * 2
+    assert ways(report(status(way=(0.003, None)))) == [(0.003, None)]
+
+
+def test_who_measured_no_hand_over_is_taken_for_the_quickest() -> None:
+    reports = [report(status(way=(0.003, 1e-8))), report(status(way=(0.005, 0.0))), report(status())]
+    assert ways(*reports) == [(0.003, 1e-8), (0.005, 0.0), (0.003, 0.0)]
+
+
+def test_an_old_hand_over_says_nothing_beside_a_new_one() -> None:
+    old = replace(report(status(way=(9.0, 1e-6))), way_age_s=11.0)
+    assert ways(old) == [(9.0, 1e-6)]
+    assert ways(old, report(status(way=(0.003, 1e-8)))) == [(0.003, 1e-8)] * 2

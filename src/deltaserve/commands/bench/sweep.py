@@ -115,6 +115,13 @@ def _print_reuse(console: Console, sweep: Sweep, told: Sequence[tuple[float, Reu
         shares = (f"{share:.0%}" for share in (by_decode, 1 - by_decode, computed, 1 - computed))
         table.add_row(f"{value:g}", *shares, f"{reuse.moved_bytes:,}")
     console.print(table)
+    console.print()
+    fetched = ("from files", "pulled", "wait, decode", "wait, prefill")
+    table = _table("tokens fetched, and mean waits that were compared", sweep, fetched)
+    for value, reuse in told:
+        waits = ("-", "-") if reuse.waits is None else reuse.waits.as_texts()
+        table.add_row(f"{value:g}", f"{reuse.share_loaded:.0%}", f"{reuse.share_pulled:.0%}", *waits)
+    console.print(table)
 
 
 def _both(point: SweepPoint, name: str) -> str:

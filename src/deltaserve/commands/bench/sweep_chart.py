@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deltaserve.commands.bench.sweep import Sweep, SweepPoint
+from deltaserve.commands.load.reuse import MeanWaits
 from deltaserve.core.errors import ConfigError
 
 _LIBRARY = "matplotlib"
@@ -61,8 +62,22 @@ def _draw_reuse(axes: Any, sweep: Sweep, points: Sequence[SweepPoint]) -> None:
         values, [100 * reuse.share_by_decode for _, reuse in told], marker="o", label="prompts computed by decode"
     )
     axes.plot(values, [100 * reuse.share_computed for _, reuse in told], marker="s", label="prompt tokens computed")
+    axes.plot(values, [100 * reuse.share_loaded for _, reuse in told], marker="^", label="prompt tokens from files")
+    axes.plot(values, [100 * reuse.share_pulled for _, reuse in told], marker="v", label="prompt tokens pulled")
     axes.set_ylim(-5, 105)
     axes.set_ylabel("%")
     axes.set_xlabel(sweep.kind.heading)
     axes.grid(alpha=0.3)
-    axes.legend()
+    weighed = [(value, waits) for value, reuse in told if (waits := reuse.waits) is not None]
+    lines = [*axes.get_lines(), *(_draw_waits(axes.twinx(), weighed) if weighed else ())]
+    axes.legend(handles=lines, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize="small")
+
+
+def _draw_waits(axes: Any, weighed: Sequence[tuple[float, MeanWaits]]) -> list[Any]:
+    """What the rule compared at each strength, on an axis of its own; the lines that show it."""
+    values = [value for value, _ in weighed]
+    by_decode, by_prefill = zip(*((waits.local_len, waits.prefill_len) for _, waits in weighed), strict=True)
+    axes.plot(values, by_decode, ":", color="tab:purple", label="mean wait, by decode")
+    axes.plot(values, by_prefill, "--", color="tab:brown", label="mean wait, by prefill")
+    axes.set_ylabel("tokens")
+    return [*axes.get_lines()]

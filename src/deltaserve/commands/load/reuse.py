@@ -6,12 +6,26 @@ as far as prefill lacks it, whatever decode holds.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from deltaserve.commands.load.record import RequestRecord
 
 _LOADED = ("decode_loaded_tokens", "prefill_loaded_tokens")
 _MOST_LOST = 0.1
 """Share of a known prefix that may be computed again before it counts as evicted: pages are whole, tokens are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeanWaits:
+    """Means over the prompts of which it was a question who computes them, in tokens of prefill's pace."""
+
+    local_len: float
+    """What computing one on decode was taken to cost."""
+    prefill_len: float
+    """What prefill was taken to do until one is handed over, by the better of its ways."""
+
+    def as_texts(self) -> tuple[str, str]:
+        return f"{self.local_len:,.0f}", f"{self.prefill_len:,.0f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +45,14 @@ class ReuseSummary:
     prefill_cached_len: int
     loaded_len: int
     """What of these two came from files under the caches."""
+    pulled_len: int
+    """What of `prefill_cached_len` prefill pulled from decode for a prompt."""
     moved_bytes: int
     """Pages and states, from prefill to decode."""
     num_evicted: int
     """Later turns of which neither side held what was known, but for a tenth."""
+    waits: "MeanWaits | None"
+    """What the rule compared; None: it was no question for any prompt."""
 
     @property
     def computed_over_new(self) -> float | None:
@@ -50,6 +68,16 @@ class ReuseSummary:
         """Prompt tokens that no cache held."""
         return self.computed_len / self.prompt_len if self.prompt_len else 0.0
 
+    @property
+    def share_loaded(self) -> float:
+        """Prompt tokens that came from a file under a cache, on whichever side."""
+        return self.loaded_len / self.prompt_len if self.prompt_len else 0.0
+
+    @property
+    def share_pulled(self) -> float:
+        """Prompt tokens that prefill pulled from decode."""
+        return self.pulled_len / self.prompt_len if self.prompt_len else 0.0
+
     def as_rows(self) -> Iterable[tuple[str, str]]:
         """Label and value of each figure, for people."""
         yield "prompts by prefill", f"{self.num_prefilled:,} of {self.num_requests:,}"
@@ -59,8 +87,12 @@ class ReuseSummary:
         yield "found by decode, by prefill", f"{self.decode_cached_len:,}, {self.prefill_cached_len:,}"
         if self.loaded_len:
             yield "of that from files", f"{self.loaded_len:,}"
+        if self.pulled_len:
+            yield "of that pulled from decode", f"{self.pulled_len:,}"
         yield "bytes moved", f"{self.moved_bytes:,}"
         yield "turns whose prefix was lost", f"{self.num_evicted:,}"
+        if self.waits is not None:
+            yield "tokens waited for, mean: by decode, by prefill", ", ".join(self.waits.as_texts())
 
 
 def reuse_of(records: Sequence[RequestRecord]) -> ReuseSummary | None:
@@ -80,7 +112,22 @@ def reuse_of(records: Sequence[RequestRecord]) -> ReuseSummary | None:
         loaded_len=sum(timing.get(side, 0) for _, timing in told for side in _LOADED),
         moved_bytes=sum(timing["transferred_bytes"] for _, timing in told),
         num_evicted=sum(_is_lost(record, timing) for record, timing in told if record.turn),
+        pulled_len=sum(timing.get("prefill_pulled_tokens", 0) for _, timing in told),
+        waits=_waits_of([timing for _, timing in told if timing.get("computed_on") is not None]),
     )
+
+
+def _waits_of(weighed: Sequence[Mapping[str, int]]) -> MeanWaits | None:
+    """None: no prompt was weighed."""
+    if not weighed:
+        return None
+    by_prefill = [min(timing["prefill_wait_tokens"], _pull_wait(timing)) for timing in weighed]
+    return MeanWaits(fmean(timing["local_wait_tokens"] for timing in weighed), fmean(by_prefill))
+
+
+def _pull_wait(timing: Mapping[str, int]) -> int:
+    """What prefill would do behind a pull; where there was nothing to pull, without one."""
+    return timing.get("pull_wait_tokens", 0) or timing["prefill_wait_tokens"]
 
 
 def _found(timing: Mapping[str, int]) -> int:

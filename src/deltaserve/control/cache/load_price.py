@@ -23,7 +23,13 @@ class LoadPrice:
 
     def is_worth(self, num_bytes: int, otherwise_s: float) -> bool:
         """Whether to load so many bytes. `otherwise_s`: what having them in the other way takes; inf: not known."""
-        if self._bytes_per_s is None or _TRIP_S + num_bytes / self._bytes_per_s < otherwise_s:
+        taken_s = self.seconds(num_bytes)
+        if taken_s is None or taken_s < otherwise_s:
             return True
-        self._bytes_per_s *= _HOPE
+        if self._bytes_per_s is not None:
+            self._bytes_per_s *= _HOPE
         return False
+
+    def seconds(self, num_bytes: int) -> float | None:
+        """What a load of so many bytes takes. None: not measured yet. Asking changes nothing."""
+        return None if self._bytes_per_s is None else _TRIP_S + num_bytes / self._bytes_per_s

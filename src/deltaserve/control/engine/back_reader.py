@@ -2,7 +2,7 @@
 
     WriteBack, or Offer.held_len -> Grant of the pages that this tree lacks -> landed -> in the tree
 
-Of windows and states it is what going on at the answer's end needs. What is not worth its way (back_price.py) is not
+Of windows and states it is what going on at the answer's end needs. What is not worth its way (way_price.py) is not
 asked for, and only memory is granted that nobody waits for. Until the pages have landed they are nobody's; then they
 enter the tree where the prefix before them is still there, and are freed where it is not. One that comes to nothing
 costs nothing but what the next turn of its conversation computes.
@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deltaserve.control.engine.api import Event, InstanceConfig
-from deltaserve.control.engine.back_price import BackPrice, WaySize
 from deltaserve.control.engine.checks import refuse_write_back
 from deltaserve.control.engine.meter import Meter
 from deltaserve.control.engine.open_tickets import OpenTickets, grant_of
@@ -23,6 +22,7 @@ from deltaserve.control.engine.outflow import Outflow
 from deltaserve.control.engine.parts import Parts, facts_of
 from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.turn import EngineTurn
+from deltaserve.control.engine.way_price import WayPrice, WaySize
 from deltaserve.control.peer.page_fit import may_write_back
 from deltaserve.control.peer.table import Peer
 from deltaserve.control.sched.request import Request
@@ -93,7 +93,7 @@ class BackReader:
         self._receiver = receiver
         self._outflow = outflow
         self._meter = meter
-        self._price = BackPrice()
+        self._price = WayPrice()
         self._cache = parts.cache
         self._facts = facts_of(config)
         self._tickets: OpenTickets[_Fill] = OpenTickets(config, links, receiver)
@@ -274,9 +274,12 @@ class BackReader:
         pages = self._receiver.accept(fill.ticket)
         self._tickets.over(fill.ticket, turn)
         num_bytes = self._tickets.num_bytes(fill.ticket)
-        self._price.learn(num_bytes, turn.now - fill.since)
+        self._price.learn(num_bytes, turn.now - fill.since, turn.now)
         path, first = fill.path, fill.ticket.coverage.missing[0].start
         if self._parts.budget.enter_tree(path.namespace, path.tokens, path.keys, first, pages):
+            waiting = self._outflow.waiting_request(fill.peer, fill.room, fill.attempt)
+            if waiting is not None:  # else nobody waited for them, or not for so long
+                waiting.pulled_len += len(pages[0]) * self._config.cache.page_size
             self._num_pages += len(pages[0])
             self._num_bytes += num_bytes
 

@@ -96,7 +96,7 @@ class _Owner:
         return Claim.NOTHING if waits else claim
 
     def fetch(self, request: Request, reserve: Needs) -> TryOutcome:
-        if self._loads is not None and self._loads.fetch_awaits(request, self._turn):
+        if self._loads is not None and self._loads.fetch_awaits(request, self._intake.byte_s_of(request), self._turn):
             return TryOutcome.HELD_BACK
         return self._intake.fetch(request, reserve, self._turn)
 
@@ -118,12 +118,13 @@ class _Loads:
         match = self.parts.cache.match(request.namespace, request.tokens, request.keys, limit)
         return self.tiering.awaits(request, match, self.tokens_per_s, turn)
 
-    def fetch_awaits(self, request: Request, turn: EngineTurn) -> bool:
-        """The request is computed elsewhere; what is loaded of it does not have to be sent."""
+    def fetch_awaits(self, request: Request, byte_s: float | None, turn: EngineTurn) -> bool:
+        """The request is computed elsewhere; what is loaded of it does not have to be sent, at so many seconds a
+        byte."""
         if not self.parts.scheduler.running.uses_tree(request):
             return False
         match = self.parts.cache.match(request.namespace, request.tokens, request.keys)
-        return self.tiering.awaits_kv(request, match, turn)
+        return self.tiering.awaits_kv(request, match, byte_s, turn)
 
 
 class EngineCore:
@@ -271,7 +272,8 @@ class EngineCore:
         self._pending += turn.actions
 
     def _tell_status(self, turn: EngineTurn) -> None:
-        status = self._meter.status(self.parts, self._backlog(), self._is_draining, self.metrics())
+        way = self.serving.intake.quickest_way
+        status = self._meter.status(self.parts, self._backlog(), self._is_draining, way, self.metrics())
         self.links.tell_fronts(status, turn)
 
     def _backlog(self) -> Backlog:

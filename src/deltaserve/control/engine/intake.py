@@ -16,6 +16,7 @@ from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.rooms import DecodeRoom, RoomBook
 from deltaserve.control.engine.status import DecodeEvent, DecodeState
 from deltaserve.control.engine.turn import EngineTurn
+from deltaserve.control.engine.way_price import Way, WayPrice
 from deltaserve.control.sched.needs import Needs
 from deltaserve.control.sched.queue import TryOutcome
 from deltaserve.control.sched.request import Origin, Request
@@ -34,6 +35,8 @@ _ARRIVAL_S = 1.0
 """After prefill has seen everything DONE, its announcements take so long at most; else one is lost."""
 _LOGPROBS_S = 6.0
 """Seconds after the pages have landed until the prompt's log-probabilities are asked for, if they do not come."""
+_AT_ONCE_S = 0.02
+"""A grant that came later than that behind Starting waited for memory, a row or others' pages."""
 _BOOTSTRAP_S = 5.0
 """A room offered to a peer that is not there for so long fails (and may be retried elsewhere)."""
 
@@ -77,6 +80,8 @@ class Intake:
         self._page_size = config.cache.page_size
         state_pools = parts.scheduler.running.needs.state_pools
         self.tickets: OpenTickets[DecodeRoom] = OpenTickets(config, links, receiver, state_pools)
+        self._ways: dict[PeerName, WayPrice] = {}
+        """Prefill worker |-> what its hand-overs take."""
         self._planned_bytes = self._landed_bytes = 0
 
     # ------------------------------------------------------------ offer
@@ -282,10 +287,49 @@ class Intake:
         room.request.own(tuple(list(pages) for pages in self._receiver.accept(ticket)), firsts)
         self.tickets.over(ticket, turn)
         num_bytes = self.tickets.num_bytes(ticket)
+        self._learn(ticket.peer, room, num_bytes, first)
         room.transferred_bytes += num_bytes + len(payload)
         room.transferred_state_bytes += self.tickets.num_state_bytes(ticket)
         self._landed_bytes += num_bytes
         return Arrived(room, first)
+
+    # ------------------------------------------------------------ what it takes
+
+    def _learn(self, peer: PeerName, room: DecodeRoom, num_bytes: int, first: FirstToken) -> None:
+        """A hand-over is what an offer took besides its time on prefill's clock, unless the grant waited here."""
+        times = room.times
+        if times.started is None or times.granted is None or times.landed is None:
+            return
+        if times.granted - times.started <= _AT_ONCE_S:
+            seconds = times.landed - room.offered_at - first.held_ms / 1000.0
+            left_bytes = max(0, num_bytes - first.sent_bytes)
+            self._ways.setdefault(peer, WayPrice()).learn(left_bytes, seconds, times.landed)
+
+    def way_from(self, peer: PeerName) -> Way | None:
+        """What a hand-over by one prefill worker takes. None: not measured."""
+        price = self._ways.get(peer)
+        return None if price is None else price.way
+
+    def byte_s_of(self, request: Request) -> float | None:
+        """Seconds that a byte takes which prefill sends of a request. None: not measured."""
+        room = self._rooms.of_request(request)
+        way = None if room is None or room.prefill is None else self.way_from(room.prefill)
+        return None if way is None else way.byte_s
+
+    @property
+    def quickest_way(self) -> Way | None:
+        """What a hand-over takes by the prefill worker that is quickest at it. None: not measured."""
+        ways = [way for price in self._ways.values() if (way := price.way) is not None]
+        return min(ways, key=lambda way: (way.byte_s or 0.0, way.trip_s), default=None)
+
+    def passed_over(self, peer: PeerName, now: float) -> None:
+        """A prompt that this prefill worker could have computed was computed here."""
+        if (price := self._ways.get(peer)) is not None:
+            price.passed_over(now)
+
+    def forget_way(self, peer: PeerName) -> None:
+        """The peer is not one of ours any more."""
+        self._ways.pop(peer, None)
 
     # ------------------------------------------------------------ giving up
 

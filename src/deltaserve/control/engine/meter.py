@@ -6,6 +6,7 @@ from collections.abc import Callable
 from deltaserve.control.cache.pages import PageState
 from deltaserve.control.engine.backlog import Backlog
 from deltaserve.control.engine.parts import Parts
+from deltaserve.control.engine.way_price import Way
 from deltaserve.control.sched.plan import StepResult
 from deltaserve.control.sched.recent import Recent
 from deltaserve.control.sched.step_progress import Committed
@@ -85,7 +86,11 @@ class Meter:
     def count_staging(self, used: StagingUsed) -> None:
         self._staging.update(dict(used.counts))
 
-    def status(self, parts: Parts, backlog: Backlog, is_draining: bool, metrics: dict[str, float]) -> Status:
+    def status(
+        self, parts: Parts, backlog: Backlog, is_draining: bool, way: Way | None, metrics: dict[str, float]
+    ) -> Status:
+        """`way`: what hand-overs to this worker take."""
+
         def per_pool(count: Callable[[int], int]) -> tuple[int, ...]:
             return tuple(count(pool) for pool in range(len(parts.pools)))
 
@@ -99,6 +104,8 @@ class Meter:
             num_pages=per_pool(lambda p: parts.pools[p].num_pages),
             prefill_tokens_per_s=self.prefill_tokens_per_s,
             decode_step_s=self.decode_step_s,
+            handover_s=None if way is None else way.trip_s,
+            byte_s=None if way is None else way.byte_s,
             draining=is_draining,
             open_tickets=int(metrics["deltaserve_tickets_open"]),
             leases=parts.cache.num_leases,

@@ -149,6 +149,9 @@ class Outflow:
                 logprobs=sampled.logprobs,
                 cached_len=room.cached_len,
                 loaded_len=room.request.loaded_len,
+                pulled_len=min(room.request.pulled_len, room.cached_len),
+                held_ms=1000.0 * (turn.now - room.offered_at),
+                sent_bytes=room.sent_bytes,
                 draft=draft,
             )
             room.first = first
@@ -213,6 +216,7 @@ class Outflow:
         request.is_urgent = request.output_len > 0  # its client has had tokens already
         request.hands_over = self._draft is not None
         room = PrefillRoom(peer.name, Room(offer.room), Attempt(offer.attempt), request, request.num_tokens)
+        room.offered_at = turn.now
         self.rooms[key] = room
         self._by_request[request] = room
         self.parts.scheduler.waiting.add(request)
@@ -315,9 +319,12 @@ class Outflow:
     def _on_sent(self, report: ChunkSent, turn: EngineTurn) -> None:
         ticket = self.sender.chunk_sent(report.ticket, report.chunk)
         self._meter.count_sent(report.num_bytes)
+        room = None if ticket is None else self._room_of(ticket)
+        if room is not None:
+            room.sent_bytes += report.num_bytes
         if ticket is not None and report.is_last:
             self._answer_revoke(ticket, self.sender.sent_all(ticket), turn)
-            if (room := self._room_of(ticket)) is not None:
+            if room is not None:
                 self._end(room, turn)
                 self._part_ended(room, None, turn)
 

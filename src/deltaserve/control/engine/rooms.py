@@ -58,6 +58,9 @@ class PrefillRoom:
     is_answered: bool = False
     """Whether the room was announced and waits for its grant no more."""
     cached_len: int = 0
+    offered_at: float = 0.0
+    sent_bytes: int = 0
+    """What has arrived of its pages."""
     first: FirstToken | None = None
     ticket: SendTicket | None = None
     _next_question: float | None = None
@@ -120,6 +123,7 @@ class DecodeRoom:
     decode_cached_len: int = 0
     prefill_cached_len: int = 0
     prefill_loaded_len: int = 0
+    prefill_pulled_len: int = 0
     transferred_bytes: int = 0
     transferred_state_bytes: int = 0
     arrived: FirstToken | None = None
@@ -193,6 +197,7 @@ class DecodeRoom:
             prefill_cached_len=(prefill_len := min(self.prefill_cached_len, self.request.prompt_len)),
             decode_loaded_len=min(self.request.loaded_len, decode_len),
             prefill_loaded_len=min(self.prefill_loaded_len, prefill_len),
+            prefill_pulled_len=min(self.prefill_pulled_len, prefill_len),
             num_retractions=self.request.num_retractions,
             weighed=None if self.weighing is None else self.weighing.weighed(),
             transferred_bytes=self.transferred_bytes,

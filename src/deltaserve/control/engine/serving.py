@@ -7,12 +7,14 @@ token on both are the same: rows of the scheduler until a stop id, the length, o
 from collections import Counter
 from collections.abc import Sequence
 
+from deltaserve.control.cache.lease import Match
 from deltaserve.control.engine.api import Event, InstanceConfig
 from deltaserve.control.engine.back_writer import BackWriter
 from deltaserve.control.engine.checks import STEP_FAILURES, Refusal, refuse_submit
 from deltaserve.control.engine.ended import EndedAnswer
 from deltaserve.control.engine.intake import Arrived, AttemptFailed, Intake, Outcome
-from deltaserve.control.engine.near import Cores, Weighing
+from deltaserve.control.engine.near import Weighing, known_better
+from deltaserve.control.engine.own_pace import OwnPace
 from deltaserve.control.engine.parts import Parts
 from deltaserve.control.engine.peer_links import PeerLinks
 from deltaserve.control.engine.rooms import DecodeRoom, RoomBook, ToFronts
@@ -40,6 +42,7 @@ from deltaserve.core.wire.first_token import FirstToken
 from deltaserve.core.wire.messages import (
     CacheUse,
     Cancel,
+    Cores,
     Drained,
     Draining,
     Failed,
@@ -47,6 +50,7 @@ from deltaserve.core.wire.messages import (
     FinishReason,
     Hello,
     Message,
+    PrefillWay,
     PromptLogprobs,
     Queued,
     Sent,
@@ -75,6 +79,7 @@ class Serving:
         self.rooms = RoomBook()
         self.intake = Intake(config, parts, links, receiver, self.rooms)
         self._outbox = ToFronts(links)
+        self._pace = OwnPace(parts.scheduler.running)
         self._stopping: dict[Room, DecodeRoom] = {}
         """Rooms of which the front found a stop string, while steps compute them."""
         self._num_near = 0
@@ -113,6 +118,7 @@ class Serving:
             is_idle = not self.receiver.of_peer(name) and all(room.prefill != name for room in self.rooms)
             if is_idle and self.back.may_let_go(name):
                 self.links.let_go(name, turn)
+                self.intake.forget_way(name)
                 self.back.drop_peer(name, turn)
 
     def _tick_room(self, room: DecodeRoom, deserted: set[PeerName], turn: EngineTurn) -> None:
@@ -125,21 +131,30 @@ class Serving:
             self._come_to(self.intake.unanswered(room, turn.now), turn)
 
     def resume(self, request: Request, turn: EngineTurn) -> None:
-        """A room whose memory was taken: extend a short missing suffix here, fetch a long one by a new attempt."""
+        """A room whose memory was taken: what is missing of it is computed here, or by a new attempt."""
         room = self.rooms.of_request(request)
         if room is None:
             return
         room.move(DecodeEvent.RETRACT)
         prefill = room.submit.prefill
-        match = self.parts.cache.match(request.namespace, request.tokens, request.keys)
-        missing = request.num_tokens - match.num_tokens
-        near = missing <= self.config.options.sched.near_len
-        if prefill is None or near or not self.links.is_ready(PeerName(prefill.name)):
+        matched_len = self._matched_len(request)
+        if (
+            prefill is None
+            or not self.links.is_ready(PeerName(prefill.name))
+            or self._is_near(room, matched_len, turn.now)
+        ):
             self._compute_here(room)
             return
         room.attempt = Attempt(room.attempt + 1)
         room.move(DecodeEvent.OFFER)
-        self._offer(room, PeerName(prefill.name), match.num_tokens, turn)
+        self._offer(room, PeerName(prefill.name), matched_len, turn)
+
+    def _is_near(self, room: DecodeRoom, matched_len: int, now: float) -> bool:
+        """Whether what a room goes on behind is computed here. Where prompts are not weighed, if it is short."""
+        weighing = self._weigh(room, now)
+        if weighing is not None:
+            return weighing.is_near
+        return room.request.num_tokens - matched_len <= self.config.options.sched.near_len
 
     def started(self, request: Request, now: float) -> None:
         """The room's request was admitted to a row."""
@@ -168,6 +183,8 @@ class Serving:
         if progress.prompt_logprobs:
             self._tell_prompt_logprobs(room, progress.computed_from + 1, progress.prompt_logprobs, turn)
         self.parts.scheduler.running.share_step(room.request, is_extend=progress.is_extend)
+        if progress.is_extend:
+            self._pace.extended(turn.now)
         if progress.drawn:
             self._on_tokens(room, progress.drawn, turn)
         if room.finish_len is not None and room.room in self.rooms:
@@ -242,9 +259,11 @@ class Serving:
         room = self.rooms.open(front, submit, turn.now)
         self.back.begun(room)
         room.hints = self._answers(room.request)
-        room.weighing = self._weigh(room)
+        room.weighing = self._weigh(room, turn.now)
         if submit.prefill is None or (room.weighing is not None and room.weighing.is_near):
-            self._num_near += submit.prefill is not None
+            if submit.prefill is not None:
+                self._num_near += 1
+                self.intake.passed_over(PeerName(submit.prefill.name), turn.now)
             self._compute_here(room)
         else:
             self.links.on_prefill(front, submit.prefill, turn)
@@ -305,30 +324,48 @@ class Serving:
         self._outbox.repeat(told, submit, turn)
         return True
 
-    def _weigh(self, room: DecodeRoom) -> Weighing | None:
+    def _weigh(self, room: DecodeRoom, now: float) -> Weighing | None:
         """What speaks for computing a prompt here; None: nobody asks, or prefill has to compute it."""
-        request, wait_len = room.request, room.submit.prefill_wait_len
-        if wait_len <= 0 or request.cache is CacheUse.BYPASS or request.sampling.prompt_logprobs is not None:
+        request, way = room.request, room.submit.prefill_way
+        if way is None or request.cache is CacheUse.BYPASS or request.sampling.prompt_logprobs is not None:
             return None
         match = self.parts.cache.match(request.namespace, request.tokens, request.keys, request.num_tokens - 1)
         others = [other for other in self.rooms if other is not room]
         options = self.config.options
+        num_rows = sum(other.has_output and other.state is DecodeState.RUNNING for other in others)
+        filed_len, load_len = self._filed(room, match)
         return Weighing(
             missing_len=request.num_tokens - match.num_tokens,
-            backlog_len=sum(other.weighing.missing_len for other in others if other.weighing and other.is_near),
-            num_rows=sum(other.has_output and other.state is DecodeState.RUNNING for other in others),
-            prefill_wait_len=wait_len,
+            backlog_len=sum(other.weighing.to_compute_len for other in others if other.weighing and other.is_near),
+            num_rows=num_rows,
+            way=self._known_better(room, way, match.num_tokens),
             most_len=options.sched.near_len,
             cores=Cores.SHARED if options.weighs_work else Cores.OWN,
-            pull_wait_len=self._pull_wait_len(room, match.num_tokens),
+            filed_len=filed_len,
+            load_len=load_len,
+            pace=self._pace.pace(room.submit.prefill_tokens_per_s, num_rows, now),
         )
 
-    def _pull_wait_len(self, room: DecodeRoom, matched_len: int) -> int:
-        """What the front says of a pull, corrected for what is here: it may take for here what has been evicted."""
-        submit = room.submit
-        if not submit.pull_wait_len or not self.back.may_be_asked(room):
-            return 0
-        return submit.pull_wait_len + max(0, submit.decode_hit_len - matched_len)
+    def _filed(self, room: DecodeRoom, match: Match) -> tuple[int, int]:
+        """Tokens beyond a match that the file has, and what loading them takes, in tokens that prefill computes
+        meanwhile, or this worker where prefill's rate is not known."""
+        tiering, running = self.parts.tiering, self.parts.scheduler.running
+        token_s, rate = running.step_target.extend_s, room.submit.prefill_tokens_per_s
+        rate = rate or (1.0 / token_s if token_s else None)
+        if tiering is None or rate is None or not running.shares_prompt(room.request):
+            return 0, 0
+        found = tiering.loadable(room.request, match)
+        return (0, 0) if found is None else (found.num_tokens, int(found.load_s * rate))
+
+    def _known_better(self, room: DecodeRoom, way: PrefillWay, matched_len: int) -> PrefillWay:
+        """The front may take for here what has been evicted, and does not know what has become of a room since."""
+        request, evicted_len = room.request, max(0, room.submit.decode_hit_len - matched_len)
+        pullable_len = max(0, way.pulled_len - evicted_len) if self.back.may_be_asked(room) else 0
+        if not request.output_len:
+            return known_better(way, pullable_len, None)
+        if room.times.landed is not None:  # prefill has computed so much of it
+            return known_better(way, 0, max(1, request.num_tokens - room.attempt_len))
+        return known_better(way, pullable_len, way.lacking_len + request.output_len)
 
     def _refusal(self, submit: Submit, is_draining: bool) -> Refusal | None:
         if is_draining:
@@ -412,7 +449,7 @@ class Serving:
         if request.lease is None or not request.lease.num_pages:  # the token was drawn from all that is here
             request.num_finite = request.num_computed
         room.prefill_cached_len = max(room.prefill_cached_len, first.cached_len)
-        room.prefill_loaded_len = first.loaded_len
+        room.prefill_loaded_len, room.prefill_pulled_len = first.loaded_len, first.pulled_len
         request.draft_start = self._draft_start(room, first)
         room.move(DecodeEvent.QUEUE)
         self.parts.scheduler.running.share_computed(request)

@@ -40,8 +40,8 @@ _STORES = 2
 """So many of them are under way at most."""
 _STORED_SHARE = 32
 """A StorePages takes at most one page of a pool in so many: what it pins cannot be used anew before it is through."""
-_SENT_BYTES_PER_S = 3e8
-"""What another worker has to send comes at this rate, as far as is known here."""
+_SENT_BYTE_S = 1 / 3e8
+"""Seconds of a byte that another worker sends, until that is measured."""
 _LOADS_OF_REQUEST = 3
 """A request waits for so many loads at most. What was loaded may be evicted before its turn comes."""
 _POOL_SHARE = 2
@@ -83,6 +83,15 @@ class _Stretch:
     @property
     def has_tails(self) -> bool:
         return any(self.sizes[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """What the file has of a prompt that the tree lacks."""
+
+    num_tokens: int
+    load_s: float
+    """Seconds that loading it takes, as measured."""
 
 
 @dataclass(slots=True, eq=False)
@@ -193,8 +202,18 @@ class Tiering:
         num_tokens = (stretch.end - stretch.first) * self._cache.page_size
         return self._is_loaded(request, stretch, num_tokens / tokens_per_s if tokens_per_s else inf, turn)
 
-    def awaits_kv(self, request: Request, match: Match, turn: EngineTurn) -> bool:
-        """`awaits` of a request that is computed elsewhere: what is loaded of it does not have to be sent."""
+    def loadable(self, request: Request, match: Match) -> Loadable | None:
+        """What could be loaded beyond the `match` of a request that is computed here. None: nothing, no memory is to
+        spare for it, or nobody knows yet how long that takes. Asking changes nothing."""
+        stretch = self._reusable(match, _keys_of(request, self._cache.page_size))
+        if stretch is None or self._sched.waiting.blocked_need or not self._has_memory(stretch.sizes):
+            return None
+        load_s = self._price.seconds(self._num_bytes(stretch.sizes))
+        return None if load_s is None else Loadable((stretch.end - stretch.first) * self._cache.page_size, load_s)
+
+    def awaits_kv(self, request: Request, match: Match, byte_s: float | None, turn: EngineTurn) -> bool:
+        """`awaits` of a request that is computed elsewhere: what is loaded of it does not have to be sent. `byte_s`:
+        seconds that a byte takes which is; None: not measured."""
         keys, reach = _keys_of(request, self._cache.page_size), match.reach // self._cache.page_size
         if (waits := self._waits(request, key_at(keys, reach))) is not None:
             return waits
@@ -203,7 +222,9 @@ class Tiering:
             return False
         end = reach + num_pages
         stretch = _Stretch(reach, (range(reach, end), *[range(end, end)] * (len(self.tiers) - 1)))
-        return self._is_loaded(request, stretch, self._num_bytes(stretch.sizes) / _SENT_BYTES_PER_S, turn)
+        return self._is_loaded(
+            request, stretch, self._num_bytes(stretch.sizes) * (_SENT_BYTE_S if byte_s is None else byte_s), turn
+        )
 
     def _waits(self, request: Request, first_key: bytes) -> bool | None:
         """Whether the request waits, if that is known without a look at the file. `first_key`: of the first page that

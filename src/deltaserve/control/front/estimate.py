@@ -10,9 +10,10 @@ workers, the best pair is the best of each side.
 from dataclasses import dataclass
 
 from deltaserve.control.front.load import DecodeLoad, PrefillLoad
+from deltaserve.core.wire.messages import PrefillWay
 
 HANDOVER_S = 0.004
-"""What a hand-over adds to the first token of a cached prompt (docs/performance.md)."""
+"""What a hand-over adds to the first token of a cached prompt (docs/performance.md), until it is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Prices:
 
     kv_bytes_per_token: float
     transfer_bytes_per_s: float
+    """Assumed of the way to a decode worker until it is measured; and where workers are chosen what a prefix is worth
+    to find again at least, however quick the way is: it also takes memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,33 +92,38 @@ def compute_times(prompt_len: int, side: Computing) -> tuple[float, float]:
     return side.load.queue_tokens / rate, max(1, prompt_len - side.hit) / rate
 
 
-def prefill_wait_len(prompt_len: int, pair: Candidate, prices: Prices) -> int:
-    """What prefill would compute until a prompt is handed over, in tokens of its pace: its queue, what it lacks,
-    answers that decode alone holds among it, and the time that handing over takes. 0: one worker does both.
-    """
+def prefill_way(prompt_len: int, pair: Candidate, prices: Prices) -> PrefillWay | None:
+    """What is to be done until prefill hands a prompt over: answers that decode alone holds are among what it lacks,
+    unless it first gets those from there. None: one worker does both."""
     if pair.is_unified:
-        return 0
-    load = pair.computing.load
-    lacking = max(1, prompt_len - pair.computing.hit)
-    wire_s, _ = keep_times(prompt_len, pair.keeping, prices)
-    return max(1, int(load.queue_tokens + lacking + (HANDOVER_S + wire_s) * load.tokens_per_s))
-
-
-def pull_wait_len(prompt_len: int, pair: Candidate, prices: Prices) -> int:
-    """`prefill_wait_len` where prefill first gets from decode what only that holds of a prompt. 0: it is nothing."""
-    num_pulled = pair.keeping.hit - pair.computing.hit
-    if pair.is_unified or num_pulled <= 0:
-        return 0
-    pull_s = HANDOVER_S + num_pulled * prices.kv_bytes_per_token / prices.transfer_bytes_per_s
-    in_place_of = num_pulled - int(pull_s * pair.computing.load.tokens_per_s)
-    return max(1, prefill_wait_len(prompt_len, pair, prices) - in_place_of)
+        return None
+    load, keeping = pair.computing.load, pair.keeping
+    pulled_len = max(0, keeping.hit - pair.computing.hit)
+    pull_s = _moved_s(pulled_len, keeping.load, prices) if pulled_len else 0.0
+    return PrefillWay(
+        queue_len=int(load.queue_tokens),
+        lacking_len=max(1, prompt_len - pair.computing.hit),
+        handover_len=int(_moved_s(prompt_len - keeping.hit, keeping.load, prices) * load.tokens_per_s),
+        pulled_len=pulled_len,
+        pull_len=int(pull_s * load.tokens_per_s),
+    )
 
 
 def keep_times(prompt_len: int, side: Keeping, prices: Prices) -> tuple[float, float]:
     """Seconds on the wire, and of waiting for memory and a row."""
     missing = prompt_len - side.hit
-    wire_s = missing * prices.kv_bytes_per_token / prices.transfer_bytes_per_s
-    return wire_s, _decode_wait(missing, side.load)
+    byte_s = max(_byte_s(side.load, prices), 1.0 / prices.transfer_bytes_per_s)
+    return missing * prices.kv_bytes_per_token * byte_s, _decode_wait(missing, side.load)
+
+
+def _moved_s(num_tokens: int, load: DecodeLoad, prices: Prices) -> float:
+    """Seconds until so many tokens' pages are on the other side, from when they are asked for."""
+    handover_s = HANDOVER_S if load.handover_s is None else load.handover_s
+    return handover_s + num_tokens * prices.kv_bytes_per_token * _byte_s(load, prices)
+
+
+def _byte_s(load: DecodeLoad, prices: Prices) -> float:
+    return 1.0 / prices.transfer_bytes_per_s if load.byte_s is None else load.byte_s
 
 
 def _decode_wait(missing: int, load: DecodeLoad) -> float:

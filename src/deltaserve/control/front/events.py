@@ -101,6 +101,7 @@ class FrontConfig:
     tokenizer: str = ""
     """Hash of the front's tokenizer, chat template and end tokens: workers must say the same."""
     transfer_bytes_per_s: float = 4e9
+    """Assumed of the ways between workers until they report what they measured."""
     prefill_tokens_per_s: float = 2000.0
     """Assumed of a prefill worker until it reports what it measured."""
     decode_step_s: float = 0.03

@@ -39,6 +39,8 @@ class Worker:
     """When `status.prefill_tokens_per_s` was last another than before: it is measured while prompts are computed."""
     step_at: float = 0.0
     """The same of `status.decode_step_s`."""
+    way_at: float = 0.0
+    """The same of what hand-overs to it take."""
     own_tokens: int = 0
     """Tokens to compute of rooms placed here that have no first token."""
     own_rooms: int = 0
@@ -129,6 +131,8 @@ class Worker:
             self.rate_at = now
         if former is None or former.decode_step_s != status.decode_step_s:
             self.step_at = now
+        if former is None or (former.handover_s, former.byte_s) != (status.handover_s, status.byte_s):
+            self.way_at = now
         self.status, self.status_at, self.unseen = status, now, Unseen()
         self.complaint = self.wellness.hear(status, now)
 
@@ -146,6 +150,7 @@ class Worker:
             group=self.group,
             rate_age_s=now - self.rate_at,
             step_age_s=now - self.step_at,
+            way_age_s=now - self.way_at,
         )
 
     def describe(self) -> str:

@@ -479,9 +479,9 @@ def _submit(live: LiveRoom, decode: Worker, prefill: PeerAddress | None, now: fl
         prefill=prefill,
         remaining_ms=max(1, math.ceil(1000 * (live.deadline - now))),
         cache=generation.cache,
-        prefill_wait_len=live.placement.prefill_wait_len,
-        pull_wait_len=live.placement.pull_wait_len,
+        prefill_way=live.placement.prefill_way,
         decode_hit_len=max(0, live.prompt_len - live.placement.memory_tokens),
+        prefill_tokens_per_s=live.placement.prefill_tokens_per_s,
         hints=generation.hints,
         priority=generation.priority,
     )

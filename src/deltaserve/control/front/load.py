@@ -51,6 +51,8 @@ class LoadReport:
     """How long ago the rate of prompt tokens in `status` was measured."""
     step_age_s: float = 0.0
     """The same of the time of a step."""
+    way_age_s: float = 0.0
+    """The same of what hand-overs to it take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,10 @@ class DecodeLoad:
     """Tokens that one of its rooms produces in all, on average."""
     is_measured: bool = True
     """Whether any worker of its kind measured `step_s`; else it is assumed."""
+    handover_s: float | None = None
+    """Seconds of a prompt's hand-over to it, besides its bytes. None: no worker of its kind measured that."""
+    byte_s: float | None = None
+    """Seconds of each byte of it, likewise."""
     is_in_group: bool = False
     """Whether it is in an expert group: its steps take as long as those of others, with fewer rooms too."""
 
@@ -121,6 +127,7 @@ def decode_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Decode
     told = _without_old([(_step_s(report), report.step_age_s) for report in reports])
     steps = _of_groups(reports, _smoothed(reports, told, assumed.decode_step_s, stale, min))
     is_measured = any(map(_step_s, reports))
+    handovers, of_byte = _ways(reports, lambda s: s.handover_s, stale), _ways(reports, lambda s: s.byte_s, stale)
     out: list[DecodeLoad] = []
     for i, report in enumerate(reports):
         num_rooms = max(rooms[i] + report.unseen.rooms, float(report.own_rooms))
@@ -136,10 +143,23 @@ def decode_loads(reports: Sequence[LoadReport], assumed: Assumed) -> list[Decode
                 step_s=steps[i],
                 output_len=_output_len(report, num_rooms, assumed.output_len),
                 is_measured=is_measured,
+                handover_s=handovers[i],
+                byte_s=of_byte[i],
                 is_in_group=report.group is not None,
             )
         )
     return out
+
+
+def _ways(
+    reports: Sequence[LoadReport], pick: Callable[[Status], float | None], stale_after_s: float
+) -> list[float | None]:
+    """What hand-overs to each worker take: where it measured nothing lately, as to the quickest; None if nobody did."""
+    values = [None if report.status is None else pick(report.status) for report in reports]
+    told = _without_old([(value, report.way_age_s) for value, report in zip(values, reports, strict=True)])
+    if all(value is None for value in told):
+        return told
+    return [*_smoothed(reports, told, 0.0, stale_after_s, min)]
 
 
 def _of_groups(reports: Sequence[LoadReport], values: Sequence[float]) -> list[float]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from deltaserve.control.front.balance import POLICIES, Choice, Choosable
 from deltaserve.control.front.breaker import Breakers
 from deltaserve.control.front.client import Limits, WorkerStats
-from deltaserve.control.front.estimate import Candidate, Computing, Keeping, Prices, prefill_wait_len, pull_wait_len
+from deltaserve.control.front.estimate import Candidate, Computing, Keeping, Prices, prefill_way
 from deltaserve.control.front.events import FrontConfig
 from deltaserve.control.front.known_worker import Worker
 from deltaserve.control.front.load import Assumed, decode_loads, prefill_loads
@@ -145,15 +145,15 @@ class Placer:
         """Book the sample on the pair; `release_prefill` and `release_decode` undo it, each once."""
         computing, keeping = choice.pair.computing, choice.pair.keeping
         prefill = None if choice.pair.is_unified else computing.load.worker
-        wait_len = prefill_wait_len(sample.prompt_len, choice.pair, self._prices) if self._weighs_prompts else 0
+        way = prefill_way(sample.prompt_len, choice.pair, self._prices) if self._weighs_prompts else None
         placement = Placement(
             decode=keeping.load.worker,
             prefill=prefill,
             compute_tokens=sample.prompt_len - computing.hit,
             memory_tokens=sample.prompt_len - keeping.hit,
             output_tokens=min(sample.generation.sampling.max_tokens, self._assumed.output_len),
-            prefill_wait_len=wait_len,
-            pull_wait_len=pull_wait_len(sample.prompt_len, choice.pair, self._prices),
+            prefill_way=way,
+            prefill_tokens_per_s=computing.load.tokens_per_s if computing.load.is_measured else None,
         )
         for name in placement.workers:
             worker = self._worker(name)

@@ -23,7 +23,7 @@ from deltaserve.core.ids import PeerName, Room
 from deltaserve.core.keys import PromptKeys
 from deltaserve.core.machine import Table, advance
 from deltaserve.core.tokens import token_len
-from deltaserve.core.wire.messages import CacheUse, FinishReason, Usage
+from deltaserve.core.wire.messages import CacheUse, FinishReason, PrefillWay, Usage
 
 _LOST = "decode was lost before it told the end"
 
@@ -73,10 +73,10 @@ class Placement:
     """Tokens of the prompt for which decode needs new memory."""
     output_tokens: int
     """Output tokens that are expected."""
-    prefill_wait_len: int = 0
-    """What prefill would compute until it is through with the prompt, in tokens; 0: decode is not to ask itself."""
-    pull_wait_len: int = 0
-    """The same where prefill first gets from decode what only that holds; 0: that is nothing."""
+    prefill_way: PrefillWay | None = None
+    """What is to be done until prefill would hand the prompt over; None: decode is not to ask itself."""
+    prefill_tokens_per_s: float | None = None
+    """Prompt tokens that prefill computes per second; None: not measured."""
 
     @property
     def computing(self) -> PeerName:

@@ -70,6 +70,8 @@ class Request:
     """How often it waited for pages of its prompt that were loaded from the file under the tree."""
     loaded_len: int = 0
     """Tokens of its prompt that came from there."""
+    pulled_len: int = 0
+    """Tokens of its prompt that were pulled from its reader before it was computed."""
     matched_len: int = 0
     """Tokens found in the cache when it was last tried."""
     forks: set[int] = field(default_factory=set)

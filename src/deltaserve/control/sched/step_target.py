@@ -9,6 +9,9 @@ every step.
 from deltaserve.control.sched.recent import Recent
 from deltaserve.control.sched.step_cost import StepCost
 
+_TELLING_LEN = 16
+"""Fewer tokens of prompts tell nothing of one: a step's time varies by more than they add."""
+
 
 class StepTarget:
     """How long steps of one engine may take, in seconds."""
@@ -18,21 +21,38 @@ class StepTarget:
         self.target_s = target_s
         self.cost = StepCost()
         self._of_prompt_token = Recent(enough=1)
+        self._of_further_token = Recent(enough=4)
 
     def aim_at(self, target_s: float | None) -> None:
         self.target_s = target_s
 
     @property
-    def _extend_s(self) -> float | None:
+    def extend_s(self) -> float | None:
         """Seconds of one token of a prompt, as half of the last steps with prompts took at most. None: not known
         yet."""
         return self._of_prompt_token.quick(0.5)
+
+    @property
+    def further_s(self) -> float | None:
+        """Seconds that one more token of a prompt adds to a step, as half of the last steps with prompts took at most.
+        None: not known yet."""
+        return self._of_further_token.quick(0.5)
+
+    def share_s(self, num_decoding: int, most: int, least: int) -> float | None:
+        """Seconds of one token of a long prompt beside so many decode rows: what it adds to a step, and its share of
+        what the step takes without prompts. None: not known yet."""
+        token_s, of_rows = self.further_s, self.cost.seconds(num_decoding)
+        if token_s is None or of_rows is None:
+            return None
+        return token_s + of_rows / max(1, self.extend_len(num_decoding, most, least))
 
     def learn(self, decoded: int, extended: int, seconds: float) -> None:
         """What a step took in which so many tokens were decoded and so many of prompts computed."""
         if seconds <= 0 or not (decoded or extended):
             return
-        of_prompts = (self._extend_s or 0.0) * extended
+        if extended >= _TELLING_LEN and self.cost.price is not None:
+            self._of_further_token.add(max(0.0, seconds - (self.cost.seconds(decoded) or 0.0)) / extended)
+        of_prompts = (self.extend_s or 0.0) * extended
         if not extended:
             self.cost.learn(decoded, seconds)
         elif not decoded:
@@ -51,7 +71,7 @@ class StepTarget:
         """Tokens of prompts in a step that has so many decode rows: from `least` to `most`."""
         if self.target_s is None or not num_decoding:
             return most
-        of_rows, per_token = self.cost.seconds(num_decoding), self._extend_s
+        of_rows, per_token = self.cost.seconds(num_decoding), self.extend_s
         if of_rows is None or per_token is None:
             return least if per_token is None else most
         if per_token <= 0.0:

@@ -24,6 +24,12 @@ class FirstToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Prompt tokens prefill took from its own tree."""
     loaded_len: int = 0
     """What of these came from the file under the tree."""
+    pulled_len: int = 0
+    """What of these was pulled from its reader for this prompt."""
+    held_ms: float = 0.0
+    """Milliseconds from the Offer to the draw, on prefill's clock: what its reader waited besides was the hand-over."""
+    sent_bytes: int = 0
+    """Bytes of the prompt's pages that had arrived at the draw."""
     draft: DraftHandover | None = None
     """What a draft head hands over; None: prefill has none."""
 

@@ -40,6 +40,14 @@ class FinishReason(Enum):
     LENGTH = "length"
 
 
+class Cores(Enum):
+    """Whose the cores are that decode computes on."""
+
+    OWN = "own"
+    SHARED = "shared"
+    """Prefill's as well: what one of them computes keeps the other from computing."""
+
+
 class Drain(Enum):
     """What prefill knows when a revoked ticket's gate is closed and nothing is outstanding.
 
@@ -126,6 +134,21 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unkn
     attached to others ends the link: the Hello that told of these was lost."""
 
 
+class PrefillWay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is to be done until prefill would hand a prompt over, in tokens that it computes meanwhile."""
+
+    queue_len: int
+    """Tokens of other prompts before it."""
+    lacking_len: int
+    """Tokens of it that prefill has no KV of."""
+    handover_len: int
+    """What the hand-over takes."""
+    pulled_len: int = 0
+    """What decode has of `lacking_len`, and may be asked for. 0: nothing."""
+    pull_len: int = 0
+    """What having that sent takes."""
+
+
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """The front hands one sample to decode (or to a unified instance). Decode owns it from here.
 
@@ -150,13 +173,13 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
     """Worker to offer the prompt to; None: compute the prompt here."""
     remaining_ms: int
     cache: CacheUse = CacheUse.NORMAL
-    prefill_wait_len: int = 0
-    """What prefill would compute until this prompt is handed over, in tokens: decode computes the prompt itself where
-    that takes less (engine/near.py). 0: it does not ask."""
-    pull_wait_len: int = 0
-    """The same where prefill first asks decode for what only that holds of the prompt. 0: that is nothing."""
+    prefill_way: PrefillWay | None = None
+    """What speaks against prefill: decode computes the prompt itself where that takes less (engine/near.py). None: it
+    does not ask."""
     decode_hit_len: int = 0
     """Tokens of the prompt that decode was taken to hold for that: what it holds less has to be computed."""
+    prefill_tokens_per_s: float | None = None
+    """Prompt tokens that the prefill worker computes per second; None: not measured."""
     hints: KvHints = NO_HINTS
     priority: int = 0
     """As `core/priority.py` says."""
@@ -382,11 +405,26 @@ class Weighed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What decided which side computes a prompt, in tokens (engine/near.py)."""
 
     missing_len: int
-    """Tokens of the prompt that decode had no KV of."""
+    """Tokens of the prompt that decode's tree had no KV of."""
+    filed_len: int
+    """Tokens among these that the file under it had. 0: none, or nobody knew what loading takes."""
+    load_len: int
+    """What loading those was taken to take."""
     backlog_len: int
     """Tokens of other prompts that decode had still to compute."""
     num_rows: int
     """Rows of decode that drew tokens."""
+    pace_alone: float
+    """Time of a token of a prompt on decode, over that of one on prefill."""
+    pace_beside: float
+    """The same beside other work of decode."""
+    pace_of_row: float
+    """What each row waits longer for it."""
+    most_len: int
+    """Most tokens of one prompt that decode computes on cores of its own."""
+    cores: Cores
+    way: PrefillWay
+    """What spoke against prefill, as far as decode knew better than the front."""
     local_wait_len: int
     """What computing it on decode was taken to cost, in tokens of prefill's pace."""
     prefill_wait_len: int
@@ -407,6 +445,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_
     decode_loaded_len: int = 0
     """What of `decode_cached_len` came for this prompt from the file under the tree."""
     prefill_loaded_len: int = 0
+    prefill_pulled_len: int = 0
+    """What of `prefill_cached_len` prefill pulled from decode for this prompt."""
     num_retractions: int = 0
     transferred_bytes: int = 0
     transferred_state_bytes: int = 0
@@ -517,6 +557,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown
     num_pages: tuple[int, ...]
     prefill_tokens_per_s: float
     decode_step_s: float
+    handover_s: float | None = None
+    """Seconds that a prompt's hand-over to this worker takes besides its bytes. None: not measured."""
+    byte_s: float | None = None
+    """Seconds of each byte of it. None: not measured."""
     draining: bool = False
     ready: bool = True
     open_tickets: int = 0
