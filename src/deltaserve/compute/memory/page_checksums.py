@@ -12,7 +12,7 @@ from deltaserve.core.layout.copy_plan import PageSlice
 CHECKED_BYTES = 8 << 20
 """Most bytes that are set aside at once to tell checksums."""
 Slices = Sequence[Sequence[PageSlice]]
-"""Of each arena."""
+"""Parts of a page that count, for each arena."""
 
 
 def page_checksums(arenas: Sequence[Tensor], pages: Sequence[int], slices: Slices) -> list[int]:
