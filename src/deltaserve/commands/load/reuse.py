@@ -7,6 +7,7 @@ as far as prefill lacks it, whatever decode holds.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from deltaserve.commands.load.moved_bytes import MovedBytes
 from deltaserve.commands.load.record import RequestRecord
 
 _LOADED = ("decode_loaded_tokens", "prefill_loaded_tokens")
@@ -31,14 +32,24 @@ class ReuseSummary:
     prefill_cached_len: int
     loaded_len: int
     """What of these two came from files under the caches."""
+    delta_len: int
+    """Prompt tokens that decode lacked of the prompts that prefill computed."""
     moved_bytes: int
     """Pages and states, from prefill to decode."""
     num_evicted: int
     """Later turns of which neither side held what was known, but for a tenth."""
+    counted: MovedBytes | None = None
+    """What the workers counted meanwhile; None: it is not known."""
 
     @property
     def computed_over_new(self) -> float | None:
         return self.computed_len / self.new_len if self.new_len else None
+
+    @property
+    def moved_over_delta(self) -> float | None:
+        """Bytes moved over those of the delta's pages, as decode asked for them; more where frames weigh, less where
+        transfers failed. None: nothing was asked for, or it is not known."""
+        return self.moved_bytes / self.counted.granted if self.counted and self.counted.granted else None
 
     @property
     def share_by_decode(self) -> float:
@@ -59,11 +70,18 @@ class ReuseSummary:
         yield "found by decode, by prefill", f"{self.decode_cached_len:,}, {self.prefill_cached_len:,}"
         if self.loaded_len:
             yield "of that from files", f"{self.loaded_len:,}"
+        yield "tokens of the delta", f"{self.delta_len:,}"
         yield "bytes moved", f"{self.moved_bytes:,}"
+        if self.moved_over_delta is not None:
+            yield "bytes moved over bytes of the delta", f"{self.moved_over_delta:.4f}"
+        if self.moved_bytes and self.delta_len:
+            yield "bytes moved for each token of the delta", f"{self.moved_bytes / self.delta_len:,.1f}"
+        if self.counted is not None:
+            yield "bytes back to prefill", f"{self.counted.back:,}"
         yield "turns whose prefix was lost", f"{self.num_evicted:,}"
 
 
-def reuse_of(records: Sequence[RequestRecord]) -> ReuseSummary | None:
+def reuse_of(records: Sequence[RequestRecord], counted: MovedBytes | None = None) -> ReuseSummary | None:
     """None: no completed request has timings."""
     told = [(record, record.timings[0]) for record in records if record.error is None and record.timings]
     if not told:
@@ -78,8 +96,10 @@ def reuse_of(records: Sequence[RequestRecord]) -> ReuseSummary | None:
         decode_cached_len=sum(timing["decode_cached_tokens"] for _, timing in told),
         prefill_cached_len=sum(timing["prefill_cached_tokens"] for _, timing in told),
         loaded_len=sum(timing.get(side, 0) for _, timing in told for side in _LOADED),
+        delta_len=sum(record.prompt_len - timing["decode_cached_tokens"] for record, timing in prefilled),
         moved_bytes=sum(timing["transferred_bytes"] for _, timing in told),
         num_evicted=sum(_is_lost(record, timing) for record, timing in told if record.turn),
+        counted=counted,
     )
 
 
