@@ -21,7 +21,7 @@ class MovedBytes:
     granted: int
     """Bytes of the pages that decode asked prefill for."""
     back: int
-    """Bytes of answers' pages that came back to prefill."""
+    """Bytes of pages that came from decode to prefill: of answers, and of prompts before prefill computed the rest."""
 
     @classmethod
     def read(cls, metrics: str) -> Self | None:
