@@ -44,7 +44,7 @@ LIMITS_S = {
     "engine": 90.0,
     "http": 100.0,
     "shared": 120.0,
-    "tests": 150.0,
+    "tests": 200.0,
     "agents": 150.0,
     "attention": 90.0,
     "big": 90.0,
