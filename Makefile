@@ -61,7 +61,7 @@ features: $(READY) ## Which rows of docs/features.md hold: ROWS="A1 T5", by defa
 soak: $(READY) ## Real processes in a storm of faults, MINUTES=30 of it; SEED=N repeats one
 	@OMP_NUM_THREADS=1 PYTHONPATH=src:. $(PYTHON) -m tests.chaos.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-bench: $(READY) ## Every benchmark of docs/performance.md (about 30 minutes, idle machine); some: ARGS="cache e2e"
+bench: $(READY) ## Benchmarks of docs/performance.md (about 37 minutes, idle machine); some: ARGS="cache e2e"
 	@scripts/bench $(ARGS)
 
 clients: $(READY) ## Unmodified clients of other projects, each in an environment of its own; writes docs/clients.md

@@ -10,6 +10,11 @@ so the figures are those of the policy alone. A pool holds a part of all distinc
 ever evicted. Behind each policy what it comes to where clients say `done` with their last request (`kv_hints`): those
 of several turns (`agents done`), or also those that ask once (`all done`). The columns after these say what knowing the
 future would add (benchmarks/foresight.py): no policy there is has it.
+
+Then two tenants with a trace each, a request of each in turn, on one tree: one never hints anything, the other one
+keeps (`retain_s`) all that it may. `its share` is what the first one has of three quarters of the pool where nobody
+keeps anything. Under lru it has no less (tests/property/test_hint_fairness.py), but for pages that count as used with
+the rest of their node.
 """
 
 import argparse
@@ -17,6 +22,7 @@ import heapq
 import json
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -34,12 +40,13 @@ from deltaserve.core.tokens import pack_u32
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
 """Pool sizes, as parts of the distinct blocks."""
+TENANT_SHARES = SHARES[:3]
+"""The same for two tenants, of the blocks of both."""
 NUM_SESSIONS, NUM_TURNS, NUM_SYSTEMS = 400, 10, 10
 SYSTEM_LEN, TURN_LEN = 24, (1, 8)
 """Blocks of a system prompt, and of what a turn adds."""
 ONCE_LEN = (8, 64)
-SPACE = Namespace("bench")
-SEED = seed_key(b"secret", "model", 1, SPACE)
+SPACE, PLAIN, KEEPING = map(Namespace, ("bench", "plain", "keeping"))
 Prompt = tuple[int, ...]
 """Ids of the blocks."""
 
@@ -80,29 +87,106 @@ class Told(Enum):
         return frozenset(time for time in ends if future.talks[time] in wanted)
 
 
+class AtEnd(Enum):
+    """What a request says with its end."""
+
+    NOTHING = "nothing"
+    DONE = "done"
+    KEEP = "keep"
+    """As much of it as its tenant may keep, for longer than the trace lasts."""
+
+
+class OneTree:
+    """A tree over one pool. A request gets its pages, computes what it lacks, and is over before the next one."""
+
+    def __init__(self, num_pages: int, policy: KvEviction) -> None:
+        self._num_pages = num_pages
+        self._pool = PagePool(num_pages)
+        self._cache = PrefixCache(1, (self._pool,), eviction=policy)
+
+    def serve(self, space: Namespace, prompt: Prompt, at_end: AtEnd) -> int:
+        """Returns the hits."""
+        cache, tokens = self._cache, pack_u32(prompt[: self._num_pages])
+        keys = extend_keys(seed_key(b"secret", "model", 1, space), tokens, 1)
+        match = cache.match(space, tokens, keys)
+        lease = cache.lease(match)
+        missing = len(tokens) // 4 - match.num_pages
+        cache.evict([max(0, missing - self._pool.num_free)])
+        pages = self._pool.allocate(missing)
+        assert pages is not None  # a prompt is no longer than the pool
+        lease = cache.insert(lease, space, tokens, keys, (pages,)).lease
+        if at_end is AtEnd.KEEP:
+            cache.retain(lease, NEVER)
+        if at_end is AtEnd.DONE:
+            cache.retire(lease)
+        else:
+            cache.release(lease)
+        return match.num_pages
+
+
 def hit_share(
     prompts: Sequence[Prompt], num_pages: int, policy: KvEviction, last_ones: frozenset[int] = frozenset()
 ) -> float:
     """Blocks that were in the tree, of all. `last_ones`: requests that say that no further turn comes."""
-    pool = PagePool(num_pages)
-    cache = PrefixCache(1, (pool,), eviction=policy)
-    num_hits = 0
-    for time, prompt in enumerate(prompts):
-        tokens = pack_u32(prompt[:num_pages])
-        keys = extend_keys(SEED, tokens, 1)
-        match = cache.match(SPACE, tokens, keys)
-        lease = cache.lease(match)
-        num_hits += match.num_pages
-        missing = len(tokens) // 4 - match.num_pages
-        cache.evict([max(0, missing - pool.num_free)])
-        pages = pool.allocate(missing)
-        assert pages is not None  # a prompt is no longer than the pool
-        lease = cache.insert(lease, SPACE, tokens, keys, (pages,)).lease
-        if time in last_ones:
-            cache.retire(lease)
-        else:
-            cache.release(lease)
+    tree = OneTree(num_pages, policy)
+    num_hits = sum(
+        tree.serve(SPACE, prompt, AtEnd.DONE if time in last_ones else AtEnd.NOTHING)
+        for time, prompt in enumerate(prompts)
+    )
     return num_hits / sum(map(len, prompts))
+
+
+@dataclass(frozen=True, slots=True)
+class TenantHits:
+    """Hits of two tenants, as parts of the blocks that each asked for. One of them never keeps anything."""
+
+    plain: float
+    keeping: float
+    """Hits of the other one."""
+
+
+def tenant_hits(
+    plain: Sequence[Prompt], keeping: Sequence[Prompt], num_pages: int, policy: KvEviction, at_end: AtEnd
+) -> TenantHits:
+    """Both on one tree, a request of each in turn. `at_end`: what each request of the second one says."""
+    tree, num_hits = OneTree(num_pages, policy), {PLAIN: 0, KEEPING: 0}
+    for mine, other in zip(plain, keeping, strict=True):
+        num_hits[PLAIN] += tree.serve(PLAIN, mine, AtEnd.NOTHING)
+        num_hits[KEEPING] += tree.serve(KEEPING, other, at_end)
+    return TenantHits(num_hits[PLAIN] / sum(map(len, plain)), num_hits[KEEPING] / sum(map(len, keeping)))
+
+
+def tenants_row(
+    plain: Sequence[Prompt], keeping: Sequence[Prompt], num_pages: int, policy: KvEviction
+) -> dict[str, float]:
+    """Hits of both where nobody keeps anything, and where one keeps all it can; and the other one's share: what it has
+    of three quarters of the pool where nobody keeps anything."""
+    before = tenant_hits(plain, keeping, num_pages, policy, AtEnd.NOTHING)
+    after = tenant_hits(plain, keeping, num_pages, policy, AtEnd.KEEP)
+    share = tenant_hits(plain, keeping, num_pages - num_pages // 4, policy, AtEnd.NOTHING)
+    return {
+        "its share": share.plain,
+        "other keeps": after.plain,
+        "nobody keeps": before.plain,
+        "other: keeps": after.keeping,
+        "other: does not": before.keeping,
+    }
+
+
+def of_tenants(plain: Sequence[Prompt], keeping: Sequence[Prompt]) -> dict[str, dict[str, dict[str, float]]]:
+    """By policy and pool, printed as well."""
+    num_blocks = sum(len({block for prompt in prompts for block in prompt}) for prompts in (plain, keeping))
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    for policy in KvEviction:
+        table = Table(title=f"two tenants, {policy.value}: hits of the one that never keeps anything, and of the other")
+        rows = {share: tenants_row(plain, keeping, int(share * num_blocks), policy) for share in TENANT_SHARES}
+        for name in ("pool", *rows[TENANT_SHARES[0]]):
+            table.add_column(name, justify="right")
+        for share, row in rows.items():
+            table.add_row(f"{share:.0%}", *(f"{hits:.1%}" for hits in row.values()))
+        Console().print(table)
+        figures[policy.value] = {f"{share:g}": row for share, row in rows.items()}
+    return figures
 
 
 def main() -> None:
@@ -127,8 +211,9 @@ def main() -> None:
         figures[f"{share:g}"] = row
         table.add_row(f"{share:.0%}", *(f"{hits:.1%}" for hits in row.values()))
     Console().print(table)
+    tenants = of_tenants(prompts, prompts if arguments.trace else draw_trace(seed=1))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"all": most, "hits": figures}, indent=1))
+        arguments.json.write_text(json.dumps({"all": most, "hits": figures, "tenants": tenants}, indent=1))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import httpx
 from deltaserve.commands.client.completion_stream import LENIENT, ServerDialect, served_model
 from deltaserve.commands.client.http_client import async_http_client
 from deltaserve.commands.load.load_client import Client, Load, Measurement
+from deltaserve.commands.load.moved_bytes import MovedBytes, settled_bytes
 from deltaserve.commands.load.report import BenchSummary, summarize
 from deltaserve.commands.load.traffic import Conversation
 from deltaserve.core.errors import DeltaserveError
@@ -163,6 +164,16 @@ def _together(parts: Sequence[tuple[float, Measurement]]) -> Measurement:
     begin = min(record.sent_s for record in records)
     duration_s = max(record.sent_s + record.e2e_s for record in records) - begin
     return Measurement(tuple(records), duration_s, tuple(lag for _, part in parts for lag in part.lags_s))
+
+
+def counted_bytes(url: str) -> MovedBytes | None:
+    """What the server's workers have moved, once that stands still."""
+
+    async def look() -> MovedBytes | None:
+        async with async_http_client(url, _ANSWER_WAIT_S) as http:
+            return await settled_bytes(http, url)
+
+    return asyncio.run(look())
 
 
 def refused(measurement: Measurement) -> int:

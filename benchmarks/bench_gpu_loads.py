@@ -4,9 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from deltaserve.commands.load.traffic import ChatTurn, Conversation
+from benchmarks.load_shapes import AgentsShape
+from deltaserve.commands.load.traffic import ChatTurn, Conversation, TokenRange
 
 MAX_G1_ID = 10_000
+_AGENTS = AgentsShape(1800, 200, 12, 64)
+"""Lengths as in bench_agents.py."""
+_NUM_CONTROL = 16
+"""Tokens at the end of a vocabulary that are none of a text, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,9 @@ class LoadSizes:
     own_len: int = 128
     shared_output: int = 128
     shared_at_once: int = 64
+    agents: AgentsShape = _AGENTS
+    pages_bytes: int = 1 << 30
+    """Written at once between two workers."""
     context_len: int = 8192
 
 
@@ -62,6 +70,8 @@ SMALL = LoadSizes(
     own_len=16,
     shared_output=8,
     shared_at_once=4,
+    agents=AgentsShape(64, 16, 4, 4),
+    pages_bytes=16 << 20,
     context_len=1024,
 )
 """For a tiny model on a CPU: every part is run, and no figure means anything."""
@@ -101,9 +111,14 @@ def shared_prefixes(sizes: LoadSizes, vocab_size: int, seed: int) -> list[Ask]:
     return asks
 
 
+def agents_sessions(sizes: LoadSizes, vocab_size: int, seed: int) -> list[Conversation]:
+    """Sessions of agents: turns behind each other, and forks."""
+    return sizes.agents.traffic(TokenRange(0, vocab_size - _NUM_CONTROL)).generate(seed)
+
+
 def _ids(rng: Random, count: int, vocab_size: int) -> tuple[int, ...]:
     """Ordinary tokens: the last ones of a vocabulary are control tokens."""
-    return tuple(rng.choices(range(vocab_size - 16), k=count))
+    return tuple(rng.choices(range(vocab_size - _NUM_CONTROL), k=count))
 
 
 def conversations(asks: Sequence[Ask]) -> list[Conversation]:

@@ -17,7 +17,7 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,9 +25,19 @@ from typing import Any
 import torch
 
 from benchmarks.bench_gpu_engine import TEMPERATURE, OwnEngine, Served
-from benchmarks.bench_gpu_http import UNIFIED, Clients, ServedUrl, last_words, refused, serving
-from benchmarks.bench_gpu_loads import FULL, SMALL, LoadSizes, alike, conversations, g1, shared_prefixes
+from benchmarks.bench_gpu_http import UNIFIED, Clients, ServedUrl, counted_bytes, last_words, refused, serving
+from benchmarks.bench_gpu_loads import (
+    FULL,
+    SMALL,
+    LoadSizes,
+    agents_sessions,
+    alike,
+    conversations,
+    g1,
+    shared_prefixes,
+)
 from benchmarks.bench_gpu_model import SHAPES, ModelShape, make_model
+from benchmarks.bench_gpu_pages import measured as measured_pages
 from deltaserve.commands.load.load_client import Measurement
 from deltaserve.commands.load.recall import DocumentShape, RecallTraffic
 from deltaserve.commands.load.report import BenchSummary, summarize
@@ -171,6 +181,13 @@ def recall(job: Job) -> None:
                     say(last_words(served.log.parent))
 
 
+def pages(job: Job) -> None:
+    """Pages from one process to another one on this device, by the local transport."""
+    for rate in measured_pages(job.device, job.sizes.pages_bytes, rounds=8):
+        name = f"pages of another worker, runs of {rate.run_bytes >> 10} KiB"
+        job.told(name, rate.gb_per_s, "GB/s", ">= 200 on one card")
+
+
 def attention(job: Job) -> None:
     """The table of bench_attention_cuda.py."""
     if job.device != "cuda":
@@ -300,6 +317,43 @@ def shared(job: Job) -> None:
     job.told("8 x 32: P/D over unified, TTFT p50", ttfts["P/D"] / ttfts["unified"], "x", "<= 1.3")
 
 
+AGENTS_VARIANTS = {"unified": UNIFIED, "P/D": (), "P/D, all by prefill": ("--conditional-prefill", "off")}
+
+
+def agents(job: Job) -> None:
+    """Agents' sessions by one unified worker, then with prefill and decode apart on this device, as it is by default
+    and where prefill computes every prompt."""
+    sizes, vocab = job.sizes, job.small_model.vocab_size
+    model, rates, ttfts = job.model("small", job.small_model), {}, {}
+    with Clients() as clients:
+        for number, (name, flags) in enumerate(AGENTS_VARIANTS.items()):
+            with serving(model, job.flags(*flags), job.scratch / f"agents-{number}") as served:
+                warm_up = agents_sessions(sizes, vocab, 8)
+                clients.measure(served, warm_up[: max(1, len(warm_up) // 4)], sizes.agents.max_concurrency)
+                before = counted_bytes(served.url)
+                load = agents_sessions(sizes, vocab, 7)
+                measurement = clients.measure(served, load, sizes.agents.max_concurrency, {"timings": True})
+                after = counted_bytes(served.url)
+                moved = None if before is None or after is None else after.since(before)
+                done = summarize(replace(measurement, moved=moved))
+                rates[name], ttfts[name] = done.requests_per_s, done.latencies_s["ttft"].p50
+                _told_agents(job, f"agents {name}", done)
+    for name in [*AGENTS_VARIANTS][1:]:
+        job.told(f"agents: {name} over unified, requests", rates[name] / rates["unified"], "x", ">= 1.0")
+        job.told(f"agents: {name} over unified, TTFT p50", ttfts[name] / ttfts["unified"], "x", "<= 1.1")
+
+
+def _told_agents(job: Job, name: str, done: BenchSummary) -> None:
+    job.told(f"{name}: requests", done.requests_per_s, "/s")
+    _told_latency(job, f"{name}: TTFT p50", done, "ttft")
+    if (gaps := done.latencies_s.get("itl")) is not None:
+        job.told(f"{name}: ITL p99", 1e3 * gaps.p99, "ms")
+    if done.reuse is not None:
+        for row, value in done.reuse.as_rows():
+            job.told(f"{name}: {row}", value)
+    _told_failures(job, name, done)
+
+
 def _warm_shared(job: Job, clients: Clients, served: ServedUrl) -> None:
     asks = shared_prefixes(job.sizes, job.small_model.vocab_size, 8)
     clients.measure(served, conversations(asks[: len(asks) // 4]), job.sizes.shared_at_once)
@@ -322,11 +376,13 @@ PARTS: dict[str, Callable[[Job], None]] = {
     "card": card,
     "tests": tests,
     "recall": recall,
+    "pages": pages,
     "engine": engine,
     "http": http,
     "shared": shared,
-    "big": big,
+    "agents": agents,
     "attention": attention,
+    "big": big,
 }
 
 

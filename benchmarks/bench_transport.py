@@ -73,29 +73,39 @@ def start(kind: Kind, name: str, options: NixlOptions, folder: Path, num_bytes: 
     made: Transport = LocalTransport(folder)
     if kind == "nixl":
         made = NixlTransport(PeerName(name), Boot(os.getpid()), options)
-    made.register(Region(REGION, arena.ctypes.data, num_bytes, "cpu", file))
+    made.register(region_of(arena, file))
     return made, arena
 
 
-def exchange(transport: Transport, arena: Arena, send: Callable[[str], None], receive: Callable[[], str]) -> None:
+def region_of(arena: Arena, file: int | None = None) -> Region:
+    return Region(REGION, arena.ctypes.data, arena.nbytes, "cpu", file)
+
+
+def exchange(transport: Transport, region: Region, send: Callable[[str], None], receive: Callable[[], str]) -> None:
+    """Tell the other side of `region`, and attach to its own."""
     metadata = transport.open(PeerName("peer"))
-    send(json.dumps([metadata.hex(), arena.ctypes.data, arena.nbytes]))
-    theirs, base, num_bytes = json.loads(receive())
-    theirs_there = RemoteRegion(REGION, base, num_bytes, "cpu")
+    send(json.dumps([metadata.hex(), region.base, region.num_bytes, region.device]))
+    theirs, *there = json.loads(receive())
+    theirs_there = RemoteRegion(REGION, *there)
     transport.attach(PeerName("peer"), [RemoteRank(bytes.fromhex(theirs), (theirs_there,))])
 
 
 def read(kind: Kind, options: NixlOptions, folder: Path, num_bytes: int) -> None:
     """Until standard input ends."""
     transport, arena = start(kind, "reader", options, folder, num_bytes)
-    exchange(transport, arena, lambda line: print(line, flush=True), sys.stdin.readline)
+    exchange(transport, region_of(arena), lambda line: print(line, flush=True), sys.stdin.readline)
+    poll_until_told(transport)
+    transport.close()
+
+
+def poll_until_told(transport: Transport) -> None:
+    """Copies what it is asked for, at the pace of a transfer thread, until standard input has something or ends."""
     pace = PollPace()
     while not select.select([sys.stdin], [], [], pace.wait_s)[0]:
         if transport.notifications():
             pace.heard()
         else:
             pace.heard_nothing()
-    transport.close()
 
 
 @contextmanager
@@ -107,7 +117,7 @@ def connected(kind: Kind, options: NixlOptions, folder: str, window: int) -> Ite
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
         assert reader.stdin is not None and reader.stdout is not None
         stdin, stdout = reader.stdin, reader.stdout
-        exchange(transport, arena, lambda line: print(line, file=stdin, flush=True), stdout.readline)
+        exchange(transport, region_of(arena), lambda line: print(line, file=stdin, flush=True), stdout.readline)
         yield transport, arena
         stdin.close()
     transport.close()

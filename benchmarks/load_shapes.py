@@ -2,6 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
+
+from deltaserve.commands.load.agents import AgentTraffic, Habits, RandomAgent
+from deltaserve.commands.load.traffic import Lengths, TokenRange
+
+_NUM_AGENTS, _NUM_TURNS = 2, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +43,18 @@ class AgentsShape:
 
     @property
     def options(self) -> list[str]:
-        sessions = max(2, -(-self.max_concurrency // 2))
-        sizes = asdict(self) | {"num_agents": 2, "num_turns": 10, "sessions_per_agent": sessions}
-        return ["--workload=agents", *_flags(sizes)]
+        counts = {"num_agents": _NUM_AGENTS, "num_turns": _NUM_TURNS, "sessions_per_agent": self.sessions_per_agent}
+        return ["--workload=agents", *_flags(asdict(self) | counts)]
+
+    @property
+    def sessions_per_agent(self) -> int:
+        return max(2, -(-self.max_concurrency // 2))
+
+    def traffic(self, token_range: TokenRange) -> AgentTraffic:
+        """What `deltaserve bench` sends for `options`, of these tokens."""
+        lengths = Lengths(self.system_prompt_len, self.question_len, self.output_len)
+        make_agent = partial(RandomAgent.make, lengths=lengths, token_range=token_range)
+        return AgentTraffic(_NUM_AGENTS, self.sessions_per_agent, make_agent, Habits(_NUM_TURNS))
 
     def __str__(self) -> str:
         shape = f"agents, turns of {self.system_prompt_len} shared + {self.question_len} in"

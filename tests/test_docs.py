@@ -171,6 +171,15 @@ def test_identifiers_use_the_words_of_the_field(folder: str) -> None:
     assert found == []
 
 
+def test_the_script_of_benchmarks_runs_or_names_each_one_of_its_page() -> None:
+    script = (ROOT / "scripts" / "bench").read_text()
+    told = set(re.findall(r"\bbench_(\w+)", (ROOT / "docs" / "performance.md").read_text()))
+    run = {name for names in re.findall(r"^all\+?=\((.*)\)$", script, re.MULTILINE) for name in names.split()}
+    left_out = set(re.findall(r"\w+", script.partition("Not among them")[2].partition("set -euo")[0]))
+    assert told - run - left_out == set()
+    assert [name for name in run if not (ROOT / "benchmarks" / f"bench_{name}.py").is_file()] == []
+
+
 def prose(text: str) -> Iterator[tuple[int, str]]:
     """Number and text of every line of a page outside code and tables, without the targets of links."""
     is_code = False

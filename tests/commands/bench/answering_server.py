@@ -33,6 +33,8 @@ class Manners:
     models_status: int = 200
     tells_timings: bool = False
     """As deltaserve does: every other prompt was computed by prefill, and half of each was in a cache."""
+    tells_metrics: bool = False
+    """As deltaserve does: of each prompt by prefill 500 bytes were granted, and 30 of each answer came back."""
 
 
 @dataclass(slots=True)
@@ -52,11 +54,24 @@ class AnsweringServer:
         app = Starlette()
         app.add_route("/v1/models", self._models)
         app.add_route("/v1/completions", self._completions, methods=["POST"])
+        app.add_route("/metrics", self._metrics)
         app.add_route("/flush_cache", self._flush, methods=["POST"])
         return app
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"data": [{"id": "oracle"}]}, status_code=self.manners.models_status)
+
+    async def _metrics(self, request: Request) -> Response:
+        if not self.manners.tells_metrics:
+            return Response(status_code=404)
+        granted, back = 500 * ((len(self.bodies) + 1) // 2), 30 * len(self.bodies)
+        lines = [
+            f'deltaserve_transfer_bytes_planned_total{{instance="decode-0",role="decode"}} {granted}',
+            'deltaserve_transfer_bytes_planned_total{instance="prefill-0",role="prefill"} 0.0',
+            f'deltaserve_write_back_bytes_total{{instance="prefill-0",role="prefill"}} {back - 30}',
+            'deltaserve_write_back_bytes_total{instance="prefill-1",role="prefill"} 30.0',
+        ]
+        return Response("\n".join(lines) + "\n")
 
     async def _flush(self, request: Request) -> Response:
         self.flushes += 1
@@ -91,6 +106,8 @@ class AnsweringServer:
             usage: dict[str, object] = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}
             if self.manners.tells_timings:
                 usage = {**usage, "timings": [_timings(len(prompt), by_prefill=number % 2 == 0)]}
+            if "kv_hints" in body:
+                usage = {**usage, "kv_hints": dict.fromkeys(body["kv_hints"], "accepted")}
             yield event({"choices": [], "usage": {**usage, "prompt_tokens_details": {"cached_tokens": 2}}})
             yield "data: [DONE]\n\n"
         finally:

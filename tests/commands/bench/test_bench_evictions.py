@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from benchmarks.bench_evictions import Prompt, Told, hit_share
+from benchmarks.bench_evictions import AtEnd, Prompt, Told, hit_share, tenant_hits, tenants_row
 from benchmarks.foresight import Future, Knowledge, known_share
 from deltaserve.control.cache.eviction import KvEviction
 
@@ -63,3 +63,15 @@ def test_saying_done_makes_hits_of_the_real_tree(seed: int, policy: KvEviction) 
             assert hits <= best
             sums[told] += hits
     assert sums[Told.NOBODY] <= sums[Told.AGENTS] <= sums[Told.ALL]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_tenant_falls_below_its_share(seed: int) -> None:
+    """Beside one that keeps all it may it has what three quarters of the pool give it, under lru; nearly, as a node
+    that is used in part counts as used. Each has hits of its own tokens only, though both ask for the same."""
+    trace, other = conversations(seed), conversations(seed + 100)
+    for num_pages in (40, 80, 160):
+        row = tenants_row(trace, other, num_pages, KvEviction.LRU)
+        assert row["other keeps"] >= row["its share"] - 0.01
+    same = tenant_hits(trace, trace, 1000, KvEviction.LRU, AtEnd.KEEP)
+    assert same.plain == same.keeping == hit_share(trace, 1000, KvEviction.LRU)

@@ -4,13 +4,17 @@ import json
 import subprocess
 import sys
 from argparse import ArgumentTypeError
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import bench_gpu
+from benchmarks import bench_gpu, bench_gpu_pages
+from benchmarks.bench_agents import LENGTHS
 from benchmarks.bench_gpu import (
+    BUDGET_S,
+    LIMITS_S,
     PARTS,
     PartResult,
     Run,
@@ -23,8 +27,9 @@ from benchmarks.bench_gpu import (
 )
 from benchmarks.bench_gpu_engine import StepTime, StepTimes
 from benchmarks.bench_gpu_http import refused
-from benchmarks.bench_gpu_loads import FULL, SMALL, alike, conversations, g1, shared_prefixes
+from benchmarks.bench_gpu_loads import FULL, SMALL, agents_sessions, alike, conversations, g1, shared_prefixes
 from benchmarks.bench_gpu_model import SHAPES
+from benchmarks.bench_gpu_pages import PagesFailed, measured
 from deltaserve.commands.load.load_client import Measurement
 from deltaserve.commands.load.record import RequestRecord
 from tests.patience import PATIENCE_S
@@ -140,6 +145,39 @@ def test_a_part_without_time_is_left_out(tmp_path: Path) -> None:
     assert left_out.problem == "left out: the time is up"
 
 
+def test_the_budget_holds_the_most_valuable_parts_and_what_is_left_out_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert PARTS[:5] == ("card", "recall", "pages", "engine", "http")
+    assert sum(LIMITS_S[part] for part in PARTS[:5]) <= BUDGET_S
+    results = run_parts(["agents", "big"], Run("cpu", "small", tmp_path), 0.0)
+    assert "left out, as the time was up: --parts agents,big" in capsys.readouterr().err
+    assert "| **big** | left out: the time is up | |" in table({}, results)
+
+
+def test_pages_go_from_one_process_to_another(tmp_path: Path) -> None:
+    """Fails where the reader has other bytes than the writer."""
+    result = run_part("pages", Run("cpu", "small", tmp_path), PATIENCE_S)
+    assert result.problem is None
+    runs = [figure["name"].removeprefix("pages of another worker, runs of ") for figure in result.figures]
+    assert runs == ["64 KiB", "256 KiB", "1024 KiB", "4096 KiB", "16384 KiB"]
+    assert all(figure["value"] > 0 for figure in result.figures)
+
+
+def test_a_reader_with_other_bytes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_gpu_pages, "_send", lambda transport, copies: None)
+    with pytest.raises(PagesFailed, match="other bytes than the writer, runs of 65536"):
+        list(measured("cpu", 1 << 17, 1))
+
+
+def test_agents_are_those_of_bench_agents() -> None:
+    sessions = agents_sessions(FULL, VOCAB, 7)
+    assert len(sessions) == FULL.agents.max_concurrency
+    assert (*LENGTHS, 64) == tuple(asdict(FULL.agents).values())
+    longest = max(sum(len(turn.tokens) + turn.output_len for turn in session.turns) for session in sessions)
+    assert longest == 1800 + 10 * (200 + 12) <= FULL.context_len
+
+
 def test_a_part_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     result = run_part("card", Run("cpu", "small", tmp_path), 0.01)
     assert result.problem is not None
@@ -168,5 +206,12 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     found = {figure["name"]: figure["value"] for part in told for figure in part["figures"]}
     assert found["failed"] == 0
     assert found["cold burst: refused"] == 0
+    assert found["pages of another worker, runs of 64 KiB"] > 0
+    assert found["agents unified: requests"] > 0
+    assert found["agents unified: prompts by prefill"].startswith("0 of ")
+    told = found["agents P/D, all by prefill: prompts by prefill"].split(" of ")
+    assert told[0] == told[1]
+    assert 1 <= float(found["agents P/D, all by prefill: bytes moved over bytes of the delta"]) < 1.1
+    assert found["agents P/D, all by prefill: bytes back to prefill"].replace(",", "").isdigit()
     assert found["G1 over HTTP: output tokens"] == sum(ask.output_len for ask in g1(SMALL, 512))
     assert found["recall-micro unified: right answers"] == found["recall-micro P/D: right answers"] == "4 of 4"

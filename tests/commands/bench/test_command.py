@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deltaserve.commands.bench.command import add_arguments, make_traffic, run, what_ran, with_url
+from deltaserve.commands.load import moved_bytes
 from tests.commands.bench.answering_server import AnsweringServer, Manners, serving
 
 
@@ -39,6 +40,57 @@ def test_recall_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert server.flushes == 1
     assert len(server.bodies) == 1 + 2 + 8  # the dialect, the warm-up, the traffic
     assert server.bodies[-1]["top_k"] == 1
+
+
+AGENTS = (
+    *("--workload", "agents", "--agents-recall", "--num-agents", "1", "--sessions-per-agent", "2"),
+    *("--num-turns", "3", "--num-facts", "8"),
+)
+
+
+def test_agents_tell_what_moved_and_what_became_of_their_hints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moved_bytes, "LOOK_APART_S", 0.01)
+    server, report = AnsweringServer(Manners(tells_timings=True, tells_metrics=True)), tmp_path / "report.json"
+    shape = (
+        "--num-noise",
+        "0",
+        "--answer-len",
+        "4",
+        "--tool-s",
+        "0.004",
+        "--abandoned-share",
+        "0",
+        "--fork-share",
+        "0",
+    )
+    with serving(server) as url:
+        options = ("--base-url", url, *AGENTS, *shape, "--agents-hints", "--output-file", str(report))
+        assert run(parse(*options, "--warmup-requests", "1")) == 0
+    hints = [body.get("kv_hints") for body in server.bodies]
+    assert hints[:2] == [None, None]  # the dialect and the warm-up
+    assert sorted(map(str, hints[2:])) == ["{'done': True}"] * 2 + ["{'retain_s': 0.012}"] * 4
+    summary = json.loads(report.read_text())["summary"]
+    assert summary["answers_right"] == 6
+    assert summary["hint_outcomes"] == {"accepted": 6}
+    assert summary["reuse"]["counted"] == {"granted": 1500, "back": 180}
+    rows = dict(line.strip().rsplit("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line.strip())
+    told = {name.strip(): value.strip() for name, value in rows.items()}
+    assert told["bytes moved over bytes of the delta"] == "2.0000"
+    assert told["bytes back to prefill"] == "180"
+    assert told["hints"] == "6 accepted"
+
+
+def test_agents_send_no_hints_unasked_and_ask_a_server_without_metrics_once(capsys: pytest.CaptureFixture[str]) -> None:
+    server = AnsweringServer(Manners(tells_timings=True))
+    with serving(server) as url:
+        assert run(parse("--base-url", url, *AGENTS)) == 0
+    assert not any("kv_hints" in body for body in server.bodies)
+    told = capsys.readouterr().out
+    assert "bytes moved " in told
+    assert "bytes back" not in told
+    assert "hints" not in told
 
 
 def test_the_cache_is_flushed_where_the_admin_listens() -> None:

@@ -1,5 +1,6 @@
 """Traffic of agents: prefixes that sessions share, forks that go on behind an answer, branches that are left."""
 
+from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -7,7 +8,9 @@ import pytest
 
 from deltaserve.commands.load.agents import Agent, AgentTraffic, Habits, RandomAgent, RecallAgent
 from deltaserve.commands.load.recall import DocumentShape
-from deltaserve.commands.load.traffic import Lengths, TokenRange
+from deltaserve.commands.load.session_hints import with_hints
+from deltaserve.commands.load.traffic import Conversation, Fork, Lengths, TokenRange
+from deltaserve.core.hints import NO_HINTS, KvHints
 from tests.commands.bench.answering_server import AnsweringServer, Manners
 from tests.commands.load.test_load_client import measure
 
@@ -92,6 +95,36 @@ def test_what_a_request_adds_is_what_nobody_said_before() -> None:
         new[record.conversation, record.branch, record.turn] = record.prompt_len - record.known_len
     assert new.pop((0, 0, 0)) == 24 + 2  # the document, and the first question
     assert set(new.values()) == {2}
+
+
+def test_hints_are_said_before_a_tool_and_at_the_end() -> None:
+    """Who leaves early does not say that it is done; nothing else of a session changes."""
+    habits = Habits(num_turns=4, pause_s=2.0, fork_share=0.5, abandoned_share=0.4)
+    sessions = AgentTraffic(3, 20, random_agent, habits).generate(seed=6)
+    waits, done = KvHints(retain_ms=6000), KvHints(done=True)
+    num_done = num_left = 0
+    for plain, session in zip(sessions, [with_hints(session, habits) for session in sessions], strict=True):
+        assert without_hints(session) == plain
+        for turns, before in [(session.turns, 0), *((fork.turns, fork.after + 1) for fork in session.forks)]:
+            is_whole = before + len(turns) == 4
+            num_done, num_left = num_done + is_whole, num_left + (not is_whole)
+            assert [turn.hints for turn in turns[:-1]] == [waits] * (len(turns) - 1)
+            assert turns[-1].hints == (done if is_whole else waits)
+    assert num_done > 40
+    assert num_left > 10
+
+
+def without_hints(session: Conversation) -> Conversation:
+    forks = tuple(
+        Fork(fork.after, tuple(replace(turn, hints=NO_HINTS) for turn in fork.turns)) for fork in session.forks
+    )
+    return replace(session, turns=tuple(replace(turn, hints=NO_HINTS) for turn in session.turns), forks=forks)
+
+
+def test_nobody_waits_for_a_tool_that_takes_no_time() -> None:
+    habits = Habits(num_turns=3, fork_share=0, abandoned_share=0)
+    (session,) = AgentTraffic(1, 1, random_agent, habits).generate(seed=1)
+    assert [turn.hints for turn in with_hints(session, habits).turns] == [NO_HINTS, NO_HINTS, KvHints(done=True)]
 
 
 def test_a_branch_that_fails_ends_alone() -> None:

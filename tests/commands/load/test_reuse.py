@@ -3,8 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+from deltaserve.commands.load.moved_bytes import BACK, GRANTED, MovedBytes
 from deltaserve.commands.load.record import RequestRecord
 from deltaserve.commands.load.reuse import MeanWaits, reuse_of
+from deltaserve.core.metrics import HELP
 
 
 def record(turn: int, prompt_len: int, known_len: int, **timing: int | str | None) -> RequestRecord:
@@ -42,9 +44,33 @@ def test_a_prompt_is_computed_by_whoever_computes_it() -> None:
     assert found.computed_len == 100 + (130 - 96) + (160 - 136)
     assert (found.decode_cached_len, found.prefill_cached_len) == (108 + 136, 96)
     assert found.moved_bytes == 1300
+    assert found.delta_len == 100 + (130 - 108)
+    assert found.moved_over_delta is None
+    assert "bytes back to prefill" not in dict(found.as_rows())
     assert found.loaded_len == 64
     assert ("of that from files", "64") in [*found.as_rows()]
     assert found.num_evicted == 0
+
+
+def test_what_moved_is_told_beside_what_was_asked_for_and_what_came_back() -> None:
+    cold = record(0, 100, 0, transferred_bytes=1026)
+    found = reuse_of([cold, record(1, 150, 110, decode_cached_tokens=148)], MovedBytes(granted=1024, back=64))
+    assert found is not None
+    rows = dict(found.as_rows())
+    assert rows["tokens of the delta"] == "100"
+    assert rows["bytes moved over bytes of the delta"] == "1.0020"
+    assert rows["bytes moved for each token of the delta"] == "10.3"
+    assert rows["bytes back to prefill"] == "64"
+    nothing = reuse_of([record(0, 100, 0)], MovedBytes(granted=0, back=0))
+    assert nothing is not None
+    assert nothing.moved_over_delta is None
+
+
+def test_metrics_of_another_server_say_nothing_of_bytes() -> None:
+    assert MovedBytes.read('vllm:num_requests_running{engine="0"} 3.0\n') is None
+    assert {GRANTED, BACK} <= set(HELP)
+    assert MovedBytes.read("<html>not metrics {</html>") is None
+    assert MovedBytes(5, 7).since(MovedBytes(3, 9)) == MovedBytes(2, 0)
 
 
 def test_a_later_turn_whose_prefix_nobody_holds_is_counted() -> None:

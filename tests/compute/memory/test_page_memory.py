@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from deltaserve.compute.memory.element_conversion import torch_dtype
+from deltaserve.compute.memory.page_checksums import checksums_by_copy, page_checksums
 from deltaserve.compute.memory.page_memory import DeviceMemory
 from deltaserve.compute.memory.staged_copies import StagedCopies
 from deltaserve.compute.memory.workspace import Workspace
 from deltaserve.core.ids import PageId, PoolId, RegionId
-from deltaserve.core.layout.copy_plan import CachePlan, PlacedPages, plan_cache
+from deltaserve.core.layout.copy_plan import CachePlan, PageSlice, PlacedPages, plan_cache
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.kv import KvLayout
 from deltaserve.core.layout.prompt_pages import PromptPages, tokens_before
@@ -77,6 +78,33 @@ def test_checksums_cover_all_groups_of_a_pool() -> None:
     draft.bytes[3 * small] ^= 1
     assert unpack_u32(owner.checksums(PoolId(0), pages))[0] != want[0]
     assert owner.checksums(PoolId(1), ()) == b""
+
+
+@pytest.mark.parametrize("most_bytes", [1, 700, 1 << 20])
+def test_checksums_of_copied_pages_are_those_of_pages_in_place(most_bytes: int) -> None:
+    """Copies of one page, of some, and of all; slices in the middle of a page, several, and none of a group."""
+    generator = torch.Generator().manual_seed(1)
+    full, draft = (torch.randint(0, 256, (9, size), dtype=torch.uint8, generator=generator) for size in (256, 96))
+    pages = (7, 0, 3, 3, 8)
+    cases: list[list[list[PageSlice]]] = [
+        [[PageSlice(0, 256)], [PageSlice(0, 96)]],
+        [[PageSlice(64, 32), PageSlice(128, 100)], [PageSlice(90, 6)]],
+        [[], [PageSlice(5, 1)]],
+        [[], []],
+    ]
+    for slices in cases:
+        data = [
+            b"".join(
+                arena[page, at : at + length].numpy().tobytes()
+                for arena, of_arena in zip((full, draft), slices, strict=True)
+                for at, length in of_arena
+            )
+            for page in pages
+        ]
+        want = [zlib.crc32(of_page) for of_page in data]
+        assert page_checksums((full, draft), pages, slices) == want
+        assert checksums_by_copy((full, draft), pages, slices, most_bytes) == want
+    assert checksums_by_copy((full,), (), [[PageSlice(0, 8)]], most_bytes) == []
 
 
 @pytest.mark.parametrize("num_tokens", [1, 11, 12, 13, 24, 31])

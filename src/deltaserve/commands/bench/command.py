@@ -23,8 +23,10 @@ from deltaserve.commands.client.http_client import async_http_client, fault
 from deltaserve.commands.load.agents import AgentMaker, AgentTraffic, Habits, RandomAgent, RecallAgent
 from deltaserve.commands.load.load_client import Client, Load, Measurement
 from deltaserve.commands.load.mooncake_trace import BLOCK_LEN, TraceScale, TraceTraffic, read_trace
+from deltaserve.commands.load.moved_bytes import settled_bytes
 from deltaserve.commands.load.recall import DocumentShape, RecallTraffic
 from deltaserve.commands.load.report import BenchSummary, as_json, print_summary, summarize
+from deltaserve.commands.load.session_hints import with_hints
 from deltaserve.commands.load.traffic import (
     Conversation,
     Lengths,
@@ -123,7 +125,8 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--admin-url",
         metavar="URL",
-        help="where --flush-cache goes; with API keys: deltaserve's admin port, the next one, and an admin key",
+        help="where --flush-cache goes, and looks at /metrics; with API keys: deltaserve's admin port, the next one, "
+        "and an admin key",
     )
     group.add_argument("--api-key-file", type=Path, help="its first key is sent as a bearer token; mode 0600")
     group.add_argument(
@@ -194,6 +197,11 @@ def _add_workloads(parser: argparse.ArgumentParser) -> None:
     agents.add_argument("--abandoned-share", type=float, default=0.2, help="sessions and forks that end early")
     agents.add_argument(
         "--agents-recall", action="store_true", help="prefixes are documents of facts: answers can be checked"
+    )
+    agents.add_argument(
+        "--agents-hints",
+        action="store_true",
+        help="send kv_hints: retain_s before a tool runs, done with a session's last turn",
     )
     _add_trace(parser.add_argument_group("trace: requests of a recorded trace, at their times, shared as there", TRACE))
 
@@ -284,7 +292,8 @@ def _all_traffic(args: argparse.Namespace) -> list[Conversation]:
         make_agent: AgentMaker = partial(RandomAgent.make, lengths=lengths, token_range=args.token_range)
         if args.agents_recall:
             make_agent = partial(RecallAgent, shape=shape, answer_len=args.answer_len)
-        return AgentTraffic(args.num_agents, args.sessions_per_agent, make_agent, habits).generate(args.seed)
+        sessions = AgentTraffic(args.num_agents, args.sessions_per_agent, make_agent, habits).generate(args.seed)
+        return [with_hints(session, habits) for session in sessions] if args.agents_hints else sessions
     if args.workload == "multi-turn":
         return MultiTurnTraffic(args.num_conversations, args.num_turns, lengths, args.token_range).generate(args.seed)
     return SharedPrefixTraffic(args.num_groups, args.prompts_per_group, lengths, args.token_range).generate(args.seed)
@@ -432,7 +441,12 @@ async def _benchmark(
         for trial in trials:
             if args.flush_cache:
                 await _flush_cache(http, args)
-            measurements.append(await _measure(http, dialect, tokenizer, trial))
+            root = server_root(args.admin_url or args.base_url)
+            before = await settled_bytes(http, root) if args.workload == "agents" else None
+            measurement = await _measure(http, dialect, tokenizer, trial)
+            after = None if before is None else await settled_bytes(http, root)
+            moved = None if before is None or after is None else after.since(before)
+            measurements.append(replace(measurement, moved=moved))
         return served.name, measurements
 
 

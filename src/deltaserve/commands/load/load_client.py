@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import httpx
 
 from deltaserve.commands.client.completion_stream import Completion, ServerDialect, ServerError, Tokenizer, complete
+from deltaserve.commands.load.moved_bytes import MovedBytes
 from deltaserve.commands.load.record import RequestRecord
 from deltaserve.commands.load.traffic import ChatTurn, Conversation
+from deltaserve.core.hints import KvHints
 
 LAG_PROBE_S = 0.01
 
@@ -24,6 +26,8 @@ class Measurement:
     """Time from the first send to the last answer's end."""
     lags_s: tuple[float, ...] = ()
     """How late this client was, looked at every LAG_PROBE_S: arrivals may be noted as much too late."""
+    moved: MovedBytes | None = None
+    """What the server's workers counted meanwhile; None: nobody looked, or it does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,8 @@ class Client:
     async def _send(self, prompt: Sequence[int], turn: ChatTurn, completion: Completion) -> str | None:
         """Fill `completion`; returns what went wrong, in words."""
         try:
-            await complete(self._http, self._dialect.body(prompt, turn.output_len), completion)
+            body = self._dialect.body(prompt, turn.output_len) | _hint_fields(turn.hints)
+            await complete(self._http, body, completion)
         except (ServerError, httpx.HTTPError) as error:
             return f"{type(error).__name__}: {error}"
         return None
@@ -161,6 +166,13 @@ class Client:
         if completion.tokens:
             return completion.tokens
         return self._tokenizer.encode(completion.text, add_special_tokens=False) if self._tokenizer else None
+
+
+def _hint_fields(hints: KvHints) -> dict[str, object]:
+    """Fields of a request that say it; none where nothing is said."""
+    if hints.done:
+        return {"kv_hints": {"done": True}}
+    return {"kv_hints": {"retain_s": hints.retain_ms / 1e3}} if hints.retain_ms else {}
 
 
 def num_right(answer: Sequence[int] | None, expected: Sequence[int] | None) -> int | None:

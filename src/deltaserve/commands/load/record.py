@@ -54,6 +54,12 @@ class RequestRecord:
         return tuple((self.usage or {}).get("timings") or ())
 
     @property
+    def hint_outcomes(self) -> tuple[str, ...]:
+        """What a deltaserve server says became of the hints of the request, a word for each."""
+        told = (self.usage or {}).get("kv_hints") or {}
+        return tuple(str(outcome) for hint, outcome in told.items() if hint != "reason")
+
+    @property
     def ttft_s(self) -> float | None:
         """Time to first token; None without output."""
         return self.arrivals[0].at_s if self.arrivals else None

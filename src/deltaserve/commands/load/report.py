@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 
 from rich.console import Console
@@ -68,6 +68,8 @@ class BenchSummary:
     """How late this client itself was: TTFT may read as much too long, TPOT and ITL too short."""
     reuse: ReuseSummary | None = None
     """None: the server told no timings."""
+    hint_outcomes: Mapping[str, int] = field(default_factory=dict)
+    """What became of hints |-> how many; empty: none was given, or nothing is told of them."""
 
     @property
     def distrust(self) -> str | None:
@@ -132,7 +134,8 @@ def summarize(measurement: Measurement) -> BenchSummary:
         num_bunched=sum(record.num_bunched for record in done),
         retokenized_len=sum(retokenized) if retokenized else None,
         client_lag_s=distribution(measurement.lags_s),
-        reuse=reuse_of(done),
+        reuse=reuse_of(done, measurement.moved),
+        hint_outcomes=dict(Counter(outcome for record in done for outcome in record.hint_outcomes)),
     )
 
 
@@ -209,6 +212,8 @@ def _totals(summary: BenchSummary) -> Iterable[tuple[str, str]]:
         yield "prompt tokens cached", f"{summary.cached_len:,} ({summary.cached_len / summary.input_len:.1%})"
     if summary.reuse is not None:
         yield from summary.reuse.as_rows()
+    if summary.hint_outcomes:
+        yield "hints", ", ".join(f"{count:,} {word}" for word, count in sorted(summary.hint_outcomes.items()))
     if summary.tokens_expected:
         yield "answers right", f"{summary.answers_right:,} of {summary.answers_expected:,}"
         yield "tokens right", f"{summary.tokens_right / summary.tokens_expected:.2%}"

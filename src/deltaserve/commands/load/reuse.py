@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from deltaserve.commands.load.moved_bytes import MovedBytes
 from deltaserve.commands.load.record import RequestRecord
 
 _LOADED = ("decode_loaded_tokens", "prefill_loaded_tokens")
@@ -47,16 +48,26 @@ class ReuseSummary:
     """What of these two came from files under the caches."""
     pulled_len: int
     """What of `prefill_cached_len` prefill pulled from decode for a prompt."""
+    delta_len: int
+    """Prompt tokens that decode lacked of the prompts that prefill computed."""
     moved_bytes: int
     """Pages and states, from prefill to decode."""
     num_evicted: int
     """Later turns of which neither side held what was known, but for a tenth."""
     waits: "MeanWaits | None"
     """What the rule compared; None: it was no question for any prompt."""
+    counted: MovedBytes | None = None
+    """What the workers counted meanwhile; None: it is not known."""
 
     @property
     def computed_over_new(self) -> float | None:
         return self.computed_len / self.new_len if self.new_len else None
+
+    @property
+    def moved_over_delta(self) -> float | None:
+        """Bytes moved over those of the delta's pages, as decode asked for them; more where frames weigh, less where
+        transfers failed. None: nothing was asked for, or it is not known."""
+        return self.moved_bytes / self.counted.granted if self.counted and self.counted.granted else None
 
     @property
     def share_by_decode(self) -> float:
@@ -89,13 +100,20 @@ class ReuseSummary:
             yield "of that from files", f"{self.loaded_len:,}"
         if self.pulled_len:
             yield "of that pulled from decode", f"{self.pulled_len:,}"
+        yield "tokens of the delta", f"{self.delta_len:,}"
         yield "bytes moved", f"{self.moved_bytes:,}"
+        if self.moved_over_delta is not None:
+            yield "bytes moved over bytes of the delta", f"{self.moved_over_delta:.4f}"
+        if self.moved_bytes and self.delta_len:
+            yield "bytes moved for each token of the delta", f"{self.moved_bytes / self.delta_len:,.1f}"
+        if self.counted is not None:
+            yield "bytes back to prefill", f"{self.counted.back:,}"
         yield "turns whose prefix was lost", f"{self.num_evicted:,}"
         if self.waits is not None:
             yield "tokens waited for, mean: by decode, by prefill", ", ".join(self.waits.as_texts())
 
 
-def reuse_of(records: Sequence[RequestRecord]) -> ReuseSummary | None:
+def reuse_of(records: Sequence[RequestRecord], counted: MovedBytes | None = None) -> ReuseSummary | None:
     """None: no completed request has timings."""
     told = [(record, record.timings[0]) for record in records if record.error is None and record.timings]
     if not told:
@@ -110,10 +128,12 @@ def reuse_of(records: Sequence[RequestRecord]) -> ReuseSummary | None:
         decode_cached_len=sum(timing["decode_cached_tokens"] for _, timing in told),
         prefill_cached_len=sum(timing["prefill_cached_tokens"] for _, timing in told),
         loaded_len=sum(timing.get(side, 0) for _, timing in told for side in _LOADED),
+        delta_len=sum(record.prompt_len - timing["decode_cached_tokens"] for record, timing in prefilled),
         moved_bytes=sum(timing["transferred_bytes"] for _, timing in told),
         num_evicted=sum(_is_lost(record, timing) for record, timing in told if record.turn),
         pulled_len=sum(timing.get("prefill_pulled_tokens", 0) for _, timing in told),
         waits=_waits_of([timing for _, timing in told if timing.get("computed_on") is not None]),
+        counted=counted,
     )
 
 

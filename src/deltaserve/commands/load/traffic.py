@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from deltaserve.core.hints import NO_HINTS, KvHints
+
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
@@ -22,6 +24,8 @@ class ChatTurn:
     """Seconds before it is sent, counted from the answer before it: a tool runs, or a user reads."""
     known_len: int = 0
     """How many of `tokens`, from the first on, an earlier conversation begins with."""
+    hints: KvHints = NO_HINTS
+    """What its client says of the turns to come."""
 
 
 @dataclass(frozen=True, slots=True)

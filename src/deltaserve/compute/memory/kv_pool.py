@@ -7,6 +7,7 @@ from torch import Tensor
 
 from deltaserve.compute.memory.arena import Arena
 from deltaserve.compute.memory.element_conversion import fp8_codes, fp8_values, torch_dtype
+from deltaserve.compute.memory.page_checksums import page_checksums
 from deltaserve.compute.memory.state_arena import StateArena
 from deltaserve.compute.memory.workspace import Workspace
 from deltaserve.core.ids import PageId, PoolId
@@ -117,13 +118,7 @@ class KvPool:
         """Packed uint32 crc32 of each page, over these slices of each group of the pool, in order; None: all of it."""
         arenas = [a for a in self.arenas if self.cache.pool_of(a.layout.group) == pool]
         whole = [(PageSlice(0, arena.layout.page_bytes),) for arena in arenas]
-        sums = []
-        for page in pages:
-            crc = 0
-            for arena, of_group in zip(arenas, slices or whole, strict=True):
-                crc = arena.page_checksum(page, of_group, crc)
-            sums.append(crc)
-        return pack_u32(sums)
+        return pack_u32(page_checksums([arena.pages for arena in arenas], pages, slices or whole))
 
 
 def _tail_rows(elements: Tensor, offset: int, size: int) -> Tensor:

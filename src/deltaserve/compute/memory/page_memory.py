@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.memory.kv_pool import KvPool
+from deltaserve.compute.memory.page_checksums import CHECKED_BYTES
 from deltaserve.compute.memory.staged_copies import StagedCopies
 from deltaserve.core.extents import Region
 from deltaserve.core.ids import PageId, PoolId, RegionId
@@ -17,9 +18,6 @@ from deltaserve.core.layout.spec import CacheSpec
 from deltaserve.core.layout.staged_route import StagedRoute
 from deltaserve.core.tokens import pack_u32
 from deltaserve.core.transport import Sharing
-
-_CHECKED_BYTES = 8 << 20
-"""Most bytes of a reader's pages that are made here at once to tell their checksums."""
 
 
 class DeviceMemory:
@@ -59,7 +57,7 @@ class DeviceMemory:
         """Checksums of pages `dst` of a reader, once what `src` holds is copied there: over what is written of each."""
         arenas = [arena for arena in self.kv.arenas if self.kv.cache.pool_of(arena.layout.group) == pool]
         page_bytes = sum(route.dst_page_bytes for route in routes)
-        step = max(1, _CHECKED_BYTES // max(1, page_bytes))
+        step = max(1, CHECKED_BYTES // max(1, page_bytes))
         sums = []
         for start in range(0, len(dst.pages), step):
             num_pages = len(dst.pages[start : start + step])
