@@ -244,6 +244,23 @@ TIED: Mapping[str, tuple[Messages, str]] = {
         [ASKED, _called(NO_ID, SUB), A_SUM],
         "#add=functions.add:0#sub=functions.sub:1[tool=functions.add:0]2",
     ),
+    "the system between a call and its answer": (
+        [ASKED, _called(ADD), {"role": "system", "content": "so"}, TOLD],
+        "#add=c1[tool=c1]2[system]so",
+    ),
+    "the system among answers": (
+        [
+            {"role": "system", "content": "first"},
+            ASKED,
+            _called(ADD, {**SUB, "id": "c2"}),
+            {**TOLD, "tool_call_id": "c2", "content": "0"},
+            {"role": "developer", "content": "so"},
+            TOLD,
+            {"role": "system", "content": "and"},
+            ASKED,
+        ],
+        "#add=c1#sub=c2[tool=c1]2[tool=c2]0[system]so[system]and[user]hi",
+    ),
     "numbers go on over turns": (
         [ASKED, _called(NO_ID), A_SUM, _called(SUB), A_SUM],
         "#add=functions.add:0[tool=functions.add:0]2[assistant]#sub=functions.sub:1[tool=functions.sub:1]2",
@@ -255,7 +272,8 @@ TIED: Mapping[str, tuple[Messages, str]] = {
 async def test_an_answer_is_tied_to_its_call_also_where_ids_are_missing(name: str) -> None:
     messages, wanted = TIED[name]
     async with served(codec_of(WITH_IDS), OracleEngine(), SETTINGS) as case:
-        assert await prompt_of(case, messages) == f"[user]hi[assistant]{wanted}"
+        start = "[system]first" if messages[0]["role"] == "system" else ""
+        assert await prompt_of(case, messages) == f"{start}[user]hi[assistant]{wanted}"
 
 
 UNTIED: Mapping[str, Messages] = {

@@ -1,0 +1,45 @@
+"""What coding agents and agent libraries send, each as its requests are: it is taken, and means what it meant."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltaserve.server.settings import ServerSettings
+from deltaserve.server.text.text_codec import TextCodec
+from tests.server.agents import MESSAGES, MESSAGES_TOOL, SYSTEM_FIRST, TEXT, agents_codec, prompts_of, saying
+from tests.server.conftest import MODEL, served
+from tests.server.oracle import OracleEngine
+
+pytestmark = pytest.mark.anyio
+SETTINGS = ServerSettings(MODEL)
+ASKED = {"role": "user", "content": "hi"}
+MESSAGE: dict[str, Any] = {"max_tokens": 9, "messages": [ASKED], "thinking": {"type": "adaptive"}}
+
+
+@pytest.fixture(scope="module")
+def system_first(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    return agents_codec(model_folder, tmp_path_factory.mktemp("system_first"), SYSTEM_FIRST)
+
+
+async def test_claude_codes_words_of_the_system_within_a_conversation(system_first: TextCodec) -> None:
+    """They come among the turns, also between a call and its result."""
+    engine = OracleEngine(answer=saying(system_first, TEXT))
+    use = {"type": "tool_use", "id": "c1", "name": "find", "input": {"city": "Oslo"}}
+    turns = [
+        ASKED,
+        {"role": "system", "content": "Be quick."},
+        {"role": "assistant", "content": [use]},
+        {"role": "system", "content": [{"type": "text", "text": "One tool only."}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "7 C"}]},
+    ]
+    async with served(system_first, engine, SETTINGS) as case:
+        for body in ({"messages": turns[:2]}, {"messages": turns}):
+            reply = await case.client.post(
+                MESSAGES, json=MESSAGE | {"system": "Be brief.", "tools": [MESSAGES_TOOL]} | body
+            )
+            assert reply.status_code == 200, reply.text
+    first, second = prompts_of(system_first, engine.opened)
+    assert "user\nhi\n\nBe quick.<|im_end|>" in first
+    assert "tool\n7 C\n\nOne tool only.<|im_end|>" in second
+    assert second.startswith(first.removesuffix("<|im_start|>assistant\n"))
