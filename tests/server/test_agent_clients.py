@@ -7,7 +7,7 @@ import pytest
 
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
-from tests.server.agents import MESSAGES, MESSAGES_TOOL, SYSTEM_FIRST, TEXT, agents_codec, prompts_of, saying
+from tests.server.agents import MESSAGES, MESSAGES_TOOL, RESPONSES, SYSTEM_FIRST, TEXT, agents_codec, prompts_of, saying
 from tests.server.conftest import MODEL, served
 from tests.server.oracle import OracleEngine
 
@@ -43,3 +43,15 @@ async def test_claude_codes_words_of_the_system_within_a_conversation(system_fir
     assert "user\nhi\n\nBe quick.<|im_end|>" in first
     assert "tool\n7 C\n\nOne tool only.<|im_end|>" in second
     assert second.startswith(first.removesuffix("<|im_start|>assistant\n"))
+
+
+async def test_codex_instructions_and_a_developers_item(system_first: TextCodec) -> None:
+    engine = OracleEngine(answer=saying(system_first, TEXT))
+    developer = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be quick."}]}
+    user = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
+    async with served(system_first, engine, SETTINGS) as case:
+        body = {"instructions": "Be brief.", "input": [developer, user], "max_output_tokens": 9, "store": False}
+        reply = await case.client.post(RESPONSES, json=body)
+        assert reply.status_code == 200, reply.text
+    (prompt,) = prompts_of(system_first, engine.opened)
+    assert prompt.startswith("<|im_start|>system\nBe brief.\n\nBe quick.<|im_end|>")
