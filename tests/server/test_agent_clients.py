@@ -1,5 +1,6 @@
 """What coding agents and agent libraries send, each as its requests are: it is taken, and means what it meant."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,15 @@ import pytest
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
 from tests.server.agents import MESSAGES, MESSAGES_TOOL, RESPONSES, SYSTEM_FIRST, TEXT, agents_codec, prompts_of, saying
-from tests.server.conftest import MODEL, served
+from tests.server.conftest import MODEL, num_ignored, served
 from tests.server.oracle import OracleEngine
 
 pytestmark = pytest.mark.anyio
 SETTINGS = ServerSettings(MODEL)
 ASKED = {"role": "user", "content": "hi"}
-MESSAGE: dict[str, Any] = {"max_tokens": 9, "messages": [ASKED], "thinking": {"type": "adaptive"}}
+COUNTED: dict[str, Any] = {"messages": [ASKED], "thinking": {"type": "adaptive"}}
+MESSAGE: dict[str, Any] = {"max_tokens": 9, **COUNTED}
+COUNT = f"{MESSAGES}/count_tokens"
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +58,42 @@ async def test_codex_instructions_and_a_developers_item(system_first: TextCodec)
         assert reply.status_code == 200, reply.text
     (prompt,) = prompts_of(system_first, engine.opened)
     assert prompt.startswith("<|im_start|>system\nBe brief.\n\nBe quick.<|im_end|>")
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.154.a1b; cc_entrypoint=cli; cch={};"
+HEADED: dict[str, tuple[Any, Any]] = {
+    "a block": (
+        [{"type": "text", "text": BILLING}, {"type": "text", "text": "Be brief."}],
+        [{"type": "text", "text": "Be brief."}],
+    ),
+    "a line of a block": ([{"type": "text", "text": BILLING + "\nBe brief."}], "Be brief."),
+    "a line of a text": (BILLING + "\n\nBe brief.", "Be brief."),
+    "a block alone": ([{"type": "text", "text": BILLING}], None),
+    "a text alone": (BILLING, None),
+}
+
+
+@pytest.mark.parametrize("name", HEADED)
+async def test_claude_codes_billing_header_is_no_part_of_the_prompt(system_first: TextCodec, name: str) -> None:
+    """It differs with every request: no page of the prompt would be found again."""
+    system, plain = HEADED[name]
+    headed = [json.loads(json.dumps(system).replace("cch={}", f"cch={number}")) for number in ("36ee5", "0b2f1")]
+    engine = OracleEngine(answer=saying(system_first, TEXT))
+    async with served(system_first, engine, SETTINGS) as case:
+        for each in (plain, *headed):
+            reply = await case.client.post(MESSAGES, json=MESSAGE | {"system": each})
+            assert reply.status_code == 200, reply.text
+        counts = [(await case.client.post(COUNT, json=COUNTED | {"system": each})).json() for each in (plain, *headed)]
+        assert num_ignored(case) == 4
+    first, second, third = prompts_of(system_first, engine.opened)
+    assert first == second == third
+    assert counts == [{"input_tokens": len(engine.opened[0].prompt) // 4}] * 3
+
+
+async def test_what_only_quotes_the_billing_header_stays(system_first: TextCodec) -> None:
+    engine = OracleEngine(answer=saying(system_first, TEXT))
+    async with served(system_first, engine, SETTINGS) as case:
+        reply = await case.client.post(MESSAGES, json=MESSAGE | {"system": f"Explain\n{BILLING}"})
+        assert reply.status_code == 200 and num_ignored(case) == 0
+    (prompt,) = prompts_of(system_first, engine.opened)
+    assert BILLING in prompt

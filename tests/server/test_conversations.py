@@ -10,7 +10,7 @@ from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text.template import ChatTemplate
 from deltaserve.server.text.text_codec import TextCodec
 from tests.fixtures.tiny_tokenizer import EOS_ID, SPECIALS, build_tokenizer
-from tests.server.conftest import MODEL, Served, served
+from tests.server.conftest import MODEL, Served, num_ignored, served
 from tests.server.oracle import OracleEngine
 
 pytestmark = pytest.mark.anyio
@@ -32,12 +32,6 @@ NO_ARGUMENTS: tuple[object, ...] = (None, "", " \n", {}, "{}", [], "[]", "null")
 
 def codec_of(template: str = TEMPLATE) -> TextCodec:
     return TextCodec(build_tokenizer().backend_tokenizer, 272, [EOS_ID], ChatTemplate(template, SPECIALS, {}))
-
-
-def _num_ignored(case: Served) -> float:
-    """Fields of bodies and messages."""
-    (counter,) = case.front.metrics.ignored_fields.collect()
-    return sum(sample.value for sample in counter.samples if sample.name.endswith("_total"))
 
 
 async def prompt_of(case: Served, messages: Messages) -> str:
@@ -163,7 +157,7 @@ async def test_what_was_sent_reaches_the_template(name: str) -> None:
     messages, wanted = SAID[name]
     async with served(codec_of(), OracleEngine(), SETTINGS) as case:
         assert await prompt_of(case, messages) == wanted
-        assert _num_ignored(case) == 0
+        assert num_ignored(case) == 0
 
 
 def _without(part: Mapping[str, object], field: str) -> dict[str, object]:
@@ -194,7 +188,7 @@ def _conversation(part: str, field: str, value: object) -> Messages:
 async def test_an_optional_field_without_a_value_is_as_if_absent(part: str, field: str, value: object) -> None:
     async with served(codec_of(), OracleEngine(), SETTINGS) as case:
         assert await prompt_of(case, _conversation(part, field, value)) == "[user]hi[assistant]so#add{}[tool]2"
-        assert _num_ignored(case) == 0
+        assert num_ignored(case) == 0
         reply = await case.client.post(
             "/v1/chat/completions",
             json={"model": MODEL, "messages": _conversation(part, field, value), "max_tokens": 1},
@@ -478,7 +472,7 @@ async def test_a_part_of_a_message_that_says_nothing_here_is_counted(
         with caplog.at_level(logging.WARNING, "deltaserve.server"):
             await prompt_of(case, IGNORED[name])
             await prompt_of(case, IGNORED[name])
-        assert _num_ignored(case) == 2
+        assert num_ignored(case) == 2
     assert [record.message for record in caplog.records if name in record.message] != []
     assert len(caplog.records) == 1, "told once"
 
@@ -487,4 +481,4 @@ async def test_reasoning_that_no_turn_of_the_template_shows_is_counted() -> None
     messages = [ASKED, {"role": "assistant", "content": "yes", "reasoning": "hm"}, ASKED]
     async with served(codec_of(DEAF), OracleEngine(), SETTINGS) as case:
         assert await prompt_of(case, messages) == "[user]hi[assistant]yes[user]hi"
-        assert _num_ignored(case) == 1
+        assert num_ignored(case) == 1

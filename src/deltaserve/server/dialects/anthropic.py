@@ -252,8 +252,9 @@ def _request(body: ConversationBody, turns: Turns) -> ChatRequest:
 
 def _turns(body: ConversationBody, asker: Asker) -> Turns:
     turns = Turns()
-    if body.system:
-        turns.add("system", role="system", content=_texts(body.system, "system"))
+    system = _system(body.system or "", asker)
+    if system:
+        turns.add("system", role="system", content=system)
     if not body.messages:
         raise invalid("messages", "messages is empty")
     for index, given in enumerate(body.messages):
@@ -274,7 +275,27 @@ def _turns(body: ConversationBody, asker: Asker) -> Turns:
     return turns
 
 
-def _texts(content: str | Sequence[Mapping[str, object]], place: str) -> object:
+_BILLING_HEADER = "x-anthropic-billing-header:"
+"""Beginning of a line that Claude Code puts in front of its system prompt. It says who is to pay, and differs with
+every request: as part of a prompt it would keep all that follows from being found in a cache."""
+
+
+def _system(system: str | Sequence[Mapping[str, object]], asker: Asker) -> object:
+    """The system prompt without what is not for the model."""
+    texts = _texts(system, "system")
+    told = [texts] if isinstance(texts, str) else [part["text"] for part in texts]
+    kept = [_without_billing_header(text) for text in told]
+    if kept == told:
+        return texts
+    asker.unknown_fields.leave_out("system.x-anthropic-billing-header", "nobody is billed here")
+    return kept[0] if isinstance(texts, str) else [{"type": "text", "text": text} for text in kept if text]
+
+
+def _without_billing_header(text: str) -> str:
+    return text.partition("\n")[2].lstrip("\n") if text.startswith(_BILLING_HEADER) else text
+
+
+def _texts(content: str | Sequence[Mapping[str, object]], place: str) -> str | list[dict[str, str]]:
     """A text, or text blocks, as chat completions have them."""
     if isinstance(content, str):
         return content
