@@ -151,7 +151,16 @@ MESSAGES_ONLY: list[Bad] = [
     ("metadata", {"user_id": 7}, _V, "metadata.user_id"),
     ("mcp_servers", [{"url": "http://x/"}], _U, None),
     ("container", "x", _U, None),
-    ("context_management", {"edits": [{"type": "clear_tool_uses_20250919"}]}, _U, None),
+    ("context_management", {"edits": [{"type": "clear_tool_uses_20250919"}]}, _U, "context_management.edits[0].type"),
+    (
+        "context_management",
+        {"edits": [{"type": "clear_thinking_20251015"}, {"type": "compact_20260112"}]},
+        _U,
+        "context_management.edits[1].type",
+    ),
+    ("context_management", {"edits": [{}]}, _V, "context_management.edits[0].type"),
+    ("context_management", {"edits": "all"}, _V, "context_management.edits"),
+    ("context_management", {"compact": True}, _U, None),
     ("output_format", {"type": "json_schema", "schema": {"type": "object"}}, _U, None),
     ("output_config", {"format": {"type": "grammar"}}, _V, "output_config.format.type"),
     ("tools", [{"type": "web_search_20250305", "name": "web_search"}], _U, "tools[0].type"),
@@ -178,6 +187,7 @@ COUNTED = (
     "thinking",
     "mcp_servers",
     "container",
+    "context_management",
     "output_config",
 )
 """Fields that a count of tokens has as well."""

@@ -97,3 +97,24 @@ async def test_what_only_quotes_the_billing_header_stays(system_first: TextCodec
         assert reply.status_code == 200 and num_ignored(case) == 0
     (prompt,) = prompts_of(system_first, engine.opened)
     assert BILLING in prompt
+
+
+_CLEAR = {"type": "clear_thinking_20251015"}
+EDITS: dict[str, tuple[object, int]] = {
+    "none": ({"edits": []}, 0),
+    "nothing": ({}, 0),
+    "all thinking is kept": ({"edits": [{**_CLEAR, "keep": "all"}]}, 0),
+    "all thinking is kept, as an object": ({"edits": [{**_CLEAR, "keep": {"type": "all"}}]}, 0),
+    "that of a turn is kept": ({"edits": [{**_CLEAR, "keep": {"type": "thinking_turns", "value": 1}}]}, 1),
+    "as many turns as by default": ({"edits": [_CLEAR]}, 1),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+async def test_a_context_that_is_not_edited_is_taken(system_first: TextCodec, name: str) -> None:
+    asked, num = EDITS[name]
+    async with served(system_first, OracleEngine(answer=saying(system_first, TEXT)), SETTINGS) as case:
+        reply = await case.client.post(MESSAGES, json=MESSAGE | {"context_management": asked})
+        assert reply.status_code == 200, reply.text
+        assert num_ignored(case) == num
+        assert (await case.client.post(COUNT, json=COUNTED | {"context_management": asked})).status_code == 200

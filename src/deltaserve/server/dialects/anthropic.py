@@ -83,6 +83,12 @@ class CallChoice(BodyPart):
     disable_parallel_tool_use: bool | None = None
 
 
+class ContextManagement(BodyPart):
+    """What is to be taken out of the conversation before the model reads it."""
+
+    edits: Items[dict[str, object]] | None = None
+
+
 class ConversationBody(Body):
     """A conversation, as far as a model reads it."""
 
@@ -99,7 +105,7 @@ class ConversationBody(Body):
     """A hint, as it is in blocks: every prefix is found again without one, and kept for longer with it."""
     mcp_servers: Items[dict[str, object]] | None = None
     container: str | dict[str, object] | None = None
-    context_management: dict[str, object] | None = None
+    context_management: ContextManagement | None = None
 
 
 class CountBody(ConversationBody):
@@ -178,7 +184,9 @@ def _job(body: MessagesBody, asker: Asker) -> Job:
     turns = _turns(body, asker)
     name, retain_s = place_of(turns, _NAMES, _PARTS), _marked_s(body)
     with told_by(name):
-        request = replace(_request(body, turns), fields=_common(body, retain_s, asker), max_tokens=body.max_tokens)
+        request = replace(
+            _request(body, turns, asker), fields=_common(body, retain_s, asker), max_tokens=body.max_tokens
+        )
         return named_job(chat_job(request, asker, new_id("msg_")), name)
 
 
@@ -225,11 +233,13 @@ def _ttl_s(name: str, mark: Mapping[str, object]) -> int:
     return _TTL_S[ttl]
 
 
-def _request(body: ConversationBody, turns: Turns) -> ChatRequest:
+def _request(body: ConversationBody, turns: Turns, asker: Asker) -> ChatRequest:
     """The conversation without sampling. Raises ApiError 400."""
-    for name in ("mcp_servers", "container", "context_management"):
+    for name in ("mcp_servers", "container"):
         if getattr(body, name):
-            raise unsupported(name, f"{name} is not supported: nothing is run or compacted here")
+            raise unsupported(name, f"{name} is not supported: nothing is run here")
+    if body.context_management is not None:
+        _check_edits(body.context_management, asker)
     if body.output_format is not None:
         raise unsupported("output_format", "output_format is not supported: send output_config.format")
     return ChatRequest(
@@ -245,6 +255,24 @@ def _request(body: ConversationBody, turns: Turns) -> ChatRequest:
         tools=_tools(body),
         is_open=turns.messages[-1]["role"] == "assistant",
     )
+
+
+_CLEAR_THINKING = "clear_thinking_20251015"
+"""Edit that takes out earlier thinking: which of it a model reads again is its template's choice."""
+_ALL = ("all", {"type": "all"})
+"""Ways to say that all thinking is kept."""
+
+
+def _check_edits(asked: ContextManagement, asker: Asker) -> None:
+    """Raises ApiError 400 for an edit that is not made here."""
+    other = next(iter(asked.model_extra or ()), None)
+    if other is not None:
+        raise unsupported("context_management", f"context_management has {excerpt(other)}: only edits is supported")
+    for index, edit in enumerate(asked.edits or ()):
+        kind_of(edit, (_CLEAR_THINKING,), f"context_management.edits[{index}]")
+        if edit.get("keep") not in _ALL:
+            reason = "which thinking of earlier turns is read again is the choice of the model's chat template"
+            asker.unknown_fields.leave_out("context_management.edits[].keep", reason)
 
 
 # ---------------------------------------------------------------- messages
@@ -549,7 +577,7 @@ def _num_tokens(body: CountBody, front: Front) -> int:
     check_model(body.model, asker.settings)
     turns = _turns(body, asker)
     with told_by(place_of(turns, _NAMES, _PARTS)):
-        return len(chat_prompt(_request(body, turns), asker).tokens)
+        return len(chat_prompt(_request(body, turns, asker), asker).tokens)
 
 
 DIALECT = Dialect(
