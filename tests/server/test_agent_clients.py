@@ -8,7 +8,17 @@ import pytest
 
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
-from tests.server.agents import MESSAGES, MESSAGES_TOOL, RESPONSES, SYSTEM_FIRST, TEXT, agents_codec, prompts_of, saying
+from tests.server.agents import (
+    CHAT,
+    MESSAGES,
+    MESSAGES_TOOL,
+    RESPONSES,
+    SYSTEM_FIRST,
+    TEXT,
+    agents_codec,
+    prompts_of,
+    saying,
+)
 from tests.server.conftest import MODEL, num_ignored, served
 from tests.server.oracle import OracleEngine
 
@@ -118,3 +128,35 @@ async def test_a_context_that_is_not_edited_is_taken(system_first: TextCodec, na
         assert reply.status_code == 200, reply.text
         assert num_ignored(case) == num
         assert (await case.client.post(COUNT, json=COUNTED | {"context_management": asked})).status_code == 200
+
+
+LONG = {"role": "user", "content": "word " * 200}
+OVERFLOWS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a message": (MESSAGES, {"messages": [LONG], "max_tokens": 9}, "prompt is too long: "),
+    "a message and its answer": (MESSAGES, {"messages": [ASKED], "max_tokens": 510}, "prompt is too long: "),
+    "a message before it is tokenized": (
+        MESSAGES,
+        {"messages": [{**LONG, "content": "x" * 9999}], "max_tokens": 9},
+        "prompt is too long: ",
+    ),
+    "a count": (COUNT, {"messages": [{**LONG, "content": "x" * 9999}]}, "prompt is too long: "),
+    "a chat": (CHAT, {"messages": [LONG]}, "this model's maximum context length is 512 tokens: "),
+    "a response": (RESPONSES, {"input": [LONG]}, "this model's maximum context length is 512 tokens: "),
+    "a completion": (
+        "/v1/completions",
+        {"prompt": "x" * 9999, "max_tokens": 1},
+        "this model's maximum context length is 512 tokens: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OVERFLOWS)
+async def test_agents_recognise_that_a_prompt_is_too_long(system_first: TextCodec, name: str) -> None:
+    """They go by the text: Claude Code compacts a conversation only where it begins so, LiteLLM looks for phrases."""
+    path, body, start = OVERFLOWS[name]
+    async with served(system_first, OracleEngine(), SETTINGS) as case:
+        reply = await case.client.post(path, json=body)
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["message"].startswith(start) and "context length is 512" in error["message"]
+    assert error.get("code") in (None, "context_length_exceeded")

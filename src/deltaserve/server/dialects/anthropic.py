@@ -12,6 +12,7 @@ from starlette.responses import Response
 from deltaserve.core.ids import Namespace
 from deltaserve.core.wire.messages import FinishReason
 from deltaserve.server.api_errors import (
+    CONTEXT_EXCEEDED,
     ApiError,
     ErrorShape,
     Json,
@@ -552,6 +553,8 @@ def _error_body(error: ApiError) -> Json:
     param, told = error.param, error.message
     if param is not None and not told.startswith((f"{param} ", f"{param}:")):
         told = f"{param}: {told}"
+    if error.code == CONTEXT_EXCEEDED:  # Claude Code compacts a conversation only where the text begins so
+        told = f"prompt is too long: {told}"
     return {"type": "error", "error": {"type": kind, "message": told[:500]}}
 
 
