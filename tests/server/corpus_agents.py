@@ -64,7 +64,6 @@ RESPONSES_ONLY: list[Bad] = [
     ("input", _said({"type": "input_file", "file_id": "x"}), _U, "input[0]"),
     ("input", _said({"type": "input_text", "text": 7}), _V, "input[0]"),
     ("input", [{"type": "function_call", "call_id": "c", "name": "f"}], _M, "input[0].arguments"),
-    ("input", [_USER, {**_CALL, "arguments": "{"}], _V, "input[1].arguments"),
     ("input", [{"type": "function_call_output", "call_id": "c", "output": "x"}], _V, "input[0].call_id"),
     ("input", [_USER, _CALL, {"type": "function_call_output", "output": "x"}], _M, "input[2].call_id"),
     ("input", [_USER, {"type": "reasoning", "encrypted_content": "x"}], _U, "input[1].encrypted_content"),

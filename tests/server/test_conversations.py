@@ -1,5 +1,6 @@
 """Messages as agents send them: what reaches the template, what is refused with its reason, what is counted."""
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -394,16 +395,6 @@ async def test_a_wrong_field_is_named_with_its_value_and_what_is_expected(name: 
 
 REFUSED: Mapping[str, tuple[Messages, str, str]] = {
     "what the template refuses": ([{"role": "user", "content": "no"}], "messages", "not no"),
-    "arguments that are no JSON": (
-        [ASKED, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "add", "arguments": '{"a"'}}]}],
-        "messages[1].tool_calls[0].function.arguments",
-        "not JSON",
-    ),
-    "arguments that are no object": (
-        [ASKED, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "add", "arguments": "[1]"}}]}],
-        "messages[1].tool_calls[0].function.arguments",
-        "object",
-    ),
     "two kinds of reasoning": (
         [ASKED, {"role": "assistant", "content": "yes", "reasoning": "hm", "thinking": "oh"}],
         "messages[1].thinking",
@@ -433,6 +424,20 @@ async def test_what_is_refused_is_refused_with_the_reason(name: str) -> None:
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert error["param"] == param and reason in error["message"], error
+
+
+NO_OBJECTS = ('{"a"', "hello", "[1]", '"x"', '{"a":' * 500 + "1" + "}" * 500)
+
+
+@pytest.mark.parametrize("arguments", NO_OBJECTS, ids=lambda text: text[:10])
+async def test_arguments_that_are_no_json_object_are_told_as_they_are(arguments: str) -> None:
+    """An answer that is cut has some, and every later turn of its conversation sends them back."""
+    call = {**CALL, "function": {"name": "add", "arguments": arguments}}
+    async with served(codec_of(), OracleEngine(), SETTINGS) as case:
+        prompt = await prompt_of(case, [ASKED, _called(call), TOLD])
+        assert num_ignored(case) == 1
+    said = json.dumps({"INVALID_JSON": arguments})
+    assert prompt == f"[user]hi[assistant]#add{said}[tool]2"
 
 
 DEAF = "{% for m in messages if m.role != 'tool' %}[{{ m.role }}]{{ m.content or '' }}{% endfor %}"

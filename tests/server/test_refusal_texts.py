@@ -84,11 +84,6 @@ TEXTS: tuple[tuple[str, Mapping[str, object], str], ...] = (
     ),
     (
         RESPONSES,
-        {"input": [SAID, {**CALL, "arguments": "{"}]},
-        "the text of arguments is not JSON (Input data was truncated)",
-    ),
-    (
-        RESPONSES,
         {"input": [SAID, CALL, {**CALL, "call_id": "d"}, {**OUTPUT, "call_id": "d"}]},
         "input[1] has no result, and a later call of its turn has one: it could be taken for this one's",
     ),

@@ -23,6 +23,7 @@ from deltaserve.server.api_errors import (
     unsupported,
 )
 from deltaserve.server.body_fields import Body, BodyPart, Items, parse
+from deltaserve.server.chat_messages import INVALID_JSON
 from deltaserve.server.chat_request import ChatRequest, chat_job, chat_prompt, template_options
 from deltaserve.server.chat_turns import Turns, kind_of, named_job, place_of, read_part, told_by
 from deltaserve.server.dialect import AnswerFormat, Dialect
@@ -518,11 +519,12 @@ def _block(part: AnswerPiece, text: str) -> Json:
 
 
 def _object(text: str) -> object:
-    """Arguments as JSON; those of a call that was cut, not written well or too deep to be read, as they are."""
+    """Arguments as an object; those of a call that was cut, not written well or too deep to be read, as they are."""
     try:
-        return msgspec.json.decode(text) if text else {}
+        read = msgspec.json.decode(text) if text else {}
     except (ValueError, RecursionError):
-        return {"INVALID_JSON": text}
+        read = None
+    return read if isinstance(read, dict) else {INVALID_JSON: text}
 
 
 def _delta(part: Content | Reasoning | Arguments) -> Json:
