@@ -423,7 +423,7 @@ class MessagesFormat(AnswerFormat):
     def whole(self, pieces: Mapping[int, TextPiece], counted: Counted) -> Json:
         """The message, complete."""
         piece = pieces[0]
-        return self._message(list(_blocks(piece)), counted) | _ending(piece)
+        return self._message(list(_blocks(piece, self._job.id)), counted) | _ending(piece)
 
     def events(self, piece: TextPiece, counted: Counted, *, is_first: bool) -> bytes:
         """What begins, goes on and ends with `piece`."""
@@ -462,6 +462,9 @@ class MessagesFormat(AnswerFormat):
         return type(part) is type(self._open) and not isinstance(part, CallBegins)
 
     def _end_block(self) -> Iterator[Json]:
+        if isinstance(self._open, Reasoning):
+            signature: Json = {"type": "signature_delta", "signature": self._job.id}
+            yield {"type": "content_block_delta", "index": self._num_blocks, "delta": signature}
         if self._open is not None:
             self._open = None
             yield {"type": "content_block_stop", "index": self._num_blocks}
@@ -501,13 +504,15 @@ def _ending(piece: TextPiece) -> Json:
     return {"stop_reason": "tool_use" if piece.num_calls else "end_turn", "stop_sequence": None}
 
 
-def _blocks(piece: TextPiece) -> Iterator[Json]:
-    """The blocks of a whole answer."""
+def _blocks(piece: TextPiece, signature: str) -> Iterator[Json]:
+    """The blocks of a whole answer. `signature`: of its thinking, any text: nobody looks at it but libraries, which
+    drop thinking without one."""
     for part in piece.parts:
         if isinstance(part, CallBegins):
             yield _block(part, arguments_of(part, piece.parts))
         elif not isinstance(part, Arguments):
-            yield _block(part, part.text)
+            signed = {"signature": signature} if isinstance(part, Reasoning) else {}
+            yield _block(part, part.text) | signed
 
 
 def _block(part: AnswerPiece, text: str) -> Json:
