@@ -270,7 +270,7 @@ TOOLS: list[Bad] = [
     ("tools", [{"type": "web_search"}], _V, "tools[0].type"),
     ("tools", [_function(description="x")], _M, "tools[0].function.name"),
     ("tools", [_function(name="a b")], _V, "tools[0].function.name"),
-    ("tools", [_function(name="f" * 65)], _V, "tools[0].function.name"),
+    ("tools", [_function(name="f" * 129)], _V, "tools[0].function.name"),
     ("tools", [_function(name="f"), _function(name="f")], _V, "tools[1].function.name"),
     ("tools", [_function(name="f", parameters=["x"])], _V, "tools[0].function.parameters"),
     ("tools", [_function(name="f", parameters={"type": "string"})], _V, "tools[0].function.parameters"),

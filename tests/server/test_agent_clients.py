@@ -9,6 +9,7 @@ import pytest
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
 from tests.server.agents import (
+    CALLS,
     CHAT,
     MESSAGES,
     MESSAGES_TOOL,
@@ -160,3 +161,17 @@ async def test_agents_recognise_that_a_prompt_is_too_long(system_first: TextCode
     error = reply.json()["error"]
     assert error["message"].startswith(start) and "context length is 512" in error["message"]
     assert error.get("code") in (None, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("size", [65, 128])
+async def test_names_of_tools_are_as_long_as_those_of_mcp_servers(system_first: TextCodec, size: int) -> None:
+    name = "mcp__" + "f" * (size - 5)
+    said = CALLS.replace('"find"', f'"{name}"')
+    async with served(system_first, OracleEngine(answer=saying(system_first, said)), SETTINGS) as case:
+        tools = [{**MESSAGES_TOOL, "name": name}]
+        reply = await case.client.post(MESSAGES, json=MESSAGE | {"tools": tools, "max_tokens": 180})
+        assert reply.status_code == 200, reply.text
+        assert [block["name"] for block in reply.json()["content"]] == [name]
+        forced = {"tool_choice": {"type": "tool", "name": name}, "tools": tools, "max_tokens": 180}
+        reply = await case.client.post(MESSAGES, json=MESSAGE | forced)
+        assert reply.status_code == 200, reply.text
