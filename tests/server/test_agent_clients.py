@@ -11,6 +11,8 @@ from deltaserve.server.text.text_codec import TextCodec
 from tests.server.agents import (
     CALLS,
     CHAT,
+    CHAT_TOOLS,
+    FUNCTION,
     MESSAGES,
     MESSAGES_TOOL,
     RESPONSES,
@@ -175,3 +177,34 @@ async def test_names_of_tools_are_as_long_as_those_of_mcp_servers(system_first: 
         forced = {"tool_choice": {"type": "tool", "name": name}, "tools": tools, "max_tokens": 180}
         reply = await case.client.post(MESSAGES, json=MESSAGE | forced)
         assert reply.status_code == 200, reply.text
+
+
+_FORM = {"type": "json_schema", "schema": {"type": "object"}}
+FORCED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    CHAT: (
+        {"messages": [ASKED], **CHAT_TOOLS, "tool_choice": "required"},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}},
+    ),
+    RESPONSES: (
+        {"input": [ASKED], "tools": [{"type": "function", **FUNCTION}], "tool_choice": "required"},
+        {"text": {"format": {**_FORM, "name": "x"}}},
+    ),
+    MESSAGES: (
+        MESSAGE | {"tools": [MESSAGES_TOOL], "tool_choice": {"type": "any"}, "max_tokens": 90},
+        {"output_config": {"format": _FORM}},
+    ),
+}
+
+
+@pytest.mark.parametrize("path", FORCED)
+async def test_a_call_that_is_asked_for_comes_before_the_form_of_a_text(system_first: TextCodec, path: str) -> None:
+    """openai-agents sends both: the form is that of the answer behind the calls."""
+    body, form = FORCED[path]
+    engine = OracleEngine(answer=saying(system_first, CALLS))
+    async with served(system_first, engine, SETTINGS) as case:
+        for fields in ({}, form):
+            reply = await case.client.post(path, json=body | fields)
+            assert reply.status_code == 200, reply.text
+        assert num_ignored(case) == 1
+    plain, both = (generation.sampling.grammar for generation in engine.opened)
+    assert plain is not None and plain == both

@@ -74,7 +74,7 @@ def chat_job(request: ChatRequest, asker: Asker, job_id: str) -> Job:
     kept = num_kept(request.kept, limit.longest_prompt)
     prompt = chat_prompt(request, replace(asker, limits=limits_to_cut(asker.limits, kept))).cut(kept)
     asked = EndpointFields(limit.resolve(prompt), request.logprobs, request.fields.prompt_logprobs)
-    constraint = _constraint(request, asker.codec, prompt, asked.max_tokens)
+    constraint = _constraint(request, asker, prompt, asked.max_tokens)
     job = compose(request.fields, asker, [prompt], [asked], job_id, constraint)
     return replace(job, text=_text_options(job.text, request, asker.codec, prompt))
 
@@ -103,17 +103,16 @@ def _check_tools(tools: ToolUse, codec: TextCodec) -> None:
         raise ApiError(400, "unsupported", text, "tools")
 
 
-def _constraint(request: ChatRequest, codec: TextCodec, prompt: Prompt, max_tokens: int) -> Constraint | None:
+def _constraint(request: ChatRequest, asker: Asker, prompt: Prompt, max_tokens: int) -> Constraint | None:
     """What the answer must be: calls that are required, or are strict; the content that the request asks for; reasoning
     before either, no longer than it may be. Raises ApiError 400 where it cannot be had."""
-    own, tools, answers = constraint_of(request.fields), request.tools, codec.answers
+    codec, tools, answers = asker.codec, request.tools, asker.codec.answers
+    own = _content_constraint(request, asker)
     calls = _calls(tools, own)
     prompt_end = _prompt_end(answers.reasoning, request, codec, prompt)
     limit = _limit(request, codec, prompt_end, max_tokens)
     if calls is Calls.NONE and limit is None and (own is None or answers.reasoning is None):
         return own
-    if calls is Calls.MUST and own is not None:
-        raise invalid(own.param, f"tool_choice asks for a call, and {own.param} for a text: give one of them")
     shape = AnswerShape(
         calls=calls,
         tools={} if tools.mode is CallMode.NONE else _schemas(tools),
@@ -133,6 +132,18 @@ def _constraint(request: ChatRequest, codec: TextCodec, prompt: Prompt, max_toke
     if calls is Calls.MUST:
         raise unsupported(param, 'calls in the format of this model cannot be forced: send tool_choice "auto"')
     raise unsupported(param, f"{param} beside tools is not possible in the format of this model: send one of them")
+
+
+def _content_constraint(request: ChatRequest, asker: Asker) -> Constraint | None:
+    """What the content must be. Beside a call that is required, `response_format` is that of the answer behind the
+    calls: agents send both with every turn. Raises ApiError 400 for other fields there."""
+    own = constraint_of(request.fields)
+    if own is None or request.tools.mode is not CallMode.REQUIRED:
+        return own
+    if not own.param.startswith("response_format"):
+        raise invalid(own.param, f"tool_choice asks for a call, and {own.param} for a text: give one of them")
+    asker.unknown_fields.leave_out("response_format", "tool_choice asks for a call, and the format is that of a text")
+    return None
 
 
 def _limit(request: ChatRequest, codec: TextCodec, prompt_end: PromptEnd, max_tokens: int) -> ReasoningLimit | None:
