@@ -147,9 +147,11 @@ def _content_constraint(request: ChatRequest, asker: Asker) -> Constraint | None
 
 
 def _limit(request: ChatRequest, codec: TextCodec, prompt_end: PromptEnd, max_tokens: int) -> ReasoningLimit | None:
-    """The limit of reasoning, where there may be as much. Raises ApiError 400 where it cannot be held."""
+    """The limit of reasoning, where there may be more. Raises ApiError 400 where it cannot be held."""
     limit, reasoning = request.most_reasoning, codec.answers.reasoning
-    if limit is None or reasoning is None or prompt_end is PromptEnd.BEHIND or limit.tokens >= max_tokens:
+    if limit is None or reasoning is None or prompt_end is PromptEnd.BEHIND:
+        return None
+    if limit.tokens >= max_tokens - 1:  # with the marker that ends it nothing is left: agents send such limits
         return None
     if not can_bound(reasoning, codec.marker_tokens):
         text = "the marker that ends this model's reasoning is no token of its vocabulary: how long it reasons is its"
