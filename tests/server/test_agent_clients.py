@@ -208,3 +208,45 @@ async def test_a_call_that_is_asked_for_comes_before_the_form_of_a_text(system_f
         assert num_ignored(case) == 1
     plain, both = (generation.sampling.grammar for generation in engine.opened)
     assert plain is not None and plain == both
+
+
+HOSTED = [
+    {"type": "web_search", "external_web_access": True},
+    {"type": "function", **FUNCTION},
+    {"type": "image_generation", "output_format": "png"},
+    {"type": "namespace", "name": "files", "tools": [{"type": "function", "name": "read"}]},
+]
+HOSTED_CHOICES: dict[str, tuple[object, list[object], int]] = {
+    "none said": (None, HOSTED, 3),
+    "auto": ("auto", HOSTED, 3),
+    "none": ("none", HOSTED, 3),
+    "none, of none": ("none", HOSTED[:1], 1),
+    "a function": ({"type": "function", "name": "find"}, HOSTED, 3),
+    "functions": (
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "find"}]},
+        HOSTED,
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTED_CHOICES)
+async def test_codex_tools_that_are_no_functions_are_left_out(system_first: TextCodec, name: str) -> None:
+    choice, tools, num = HOSTED_CHOICES[name]
+    engine = OracleEngine(answer=saying(system_first, CALLS))
+    body = {"input": [ASKED], "tool_choice": choice}
+    async with served(system_first, engine, SETTINGS) as case:
+        for each in (tools, [tool for tool in tools if tool == HOSTED[1]]):
+            reply = await case.client.post(RESPONSES, json=body | {"tools": each})
+            assert reply.status_code == 200, reply.text
+        assert num_ignored(case) == num
+    one, other = engine.opened
+    assert (one.prompt, one.sampling.grammar) == (other.prompt, other.sampling.grammar)
+
+
+async def test_a_strict_function_behind_a_hosted_tool_is_named_by_its_place(system_first: TextCodec) -> None:
+    strict = {"type": "function", **FUNCTION, "strict": True, "parameters": {"type": "object", "not": {}}}
+    async with served(system_first, OracleEngine(), SETTINGS) as case:
+        reply = await case.client.post(RESPONSES, json={"input": [ASKED], "tools": [HOSTED[0], strict]})
+    error = reply.json()["error"]
+    assert error["param"] == "tools[1].parameters" and error["message"].startswith("tools[1].parameters of the tool")

@@ -27,7 +27,22 @@ BODIES: Mapping[str, Mapping[str, object]] = {
     MESSAGES: {"model": MODEL, "messages": [SAID], "max_tokens": 2},
 }
 TEXTS: tuple[tuple[str, Mapping[str, object], str], ...] = (
-    (RESPONSES, {"tools": [{"type": "web_search"}]}, 'tools[0].type is "web_search", only "function" is supported'),
+    (
+        RESPONSES,
+        {"tools": [{"type": "web_search"}]},
+        'tools[0].type is "web_search", only "function" is supported: nothing is run here, offer a function in its '
+        "place",
+    ),
+    (
+        RESPONSES,
+        {"tools": [{"type": "function", "name": "f"}, {"type": "mcp"}], "tool_choice": "required"},
+        'tools[1].type is "mcp", only "function" is supported: nothing is run here, offer a function in its place',
+    ),
+    (
+        RESPONSES,
+        {"tools": [{"type": "web_search"}, {"type": "function", "name": "a b"}]},
+        "'a b': a function's name has 1 to 128 characters a-z, A-Z, 0-9, _ and -",
+    ),
     (RESPONSES, {"tools": [{"name": "f"}]}, 'tools[0].type is null, expected "function"'),
     (
         RESPONSES,
@@ -50,7 +65,8 @@ TEXTS: tuple[tuple[str, Mapping[str, object], str], ...] = (
     (
         RESPONSES,
         {"tool_choice": {"type": "mcp"}},
-        'tool_choice.type is "mcp", only "function" and "allowed_tools" are supported',
+        'tool_choice.type is "mcp", only "function" and "allowed_tools" are supported: nothing is run here, offer a '
+        "function in its place",
     ),
     (
         RESPONSES,
