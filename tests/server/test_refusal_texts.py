@@ -47,7 +47,13 @@ TEXTS: tuple[tuple[str, Mapping[str, object], str], ...] = (
     (
         RESPONSES,
         {"input": [{"type": "item_reference"}]},
-        'input[0].type is "item_reference", only "message", "function_call", "function_call_output" and "reasoning" '
+        'input[0].type is "item_reference": no response is kept here, send the item itself (with the Vercel AI SDK: '
+        "providerOptions.openai.store = false, or provider.chat(model))",
+    ),
+    (
+        RESPONSES,
+        {"input": [{"type": "web_search_call"}]},
+        'input[0].type is "web_search_call", only "message", "function_call", "function_call_output" and "reasoning" '
         "are supported",
     ),
     (

@@ -142,6 +142,10 @@ class ReasoningItem(BodyPart):
     encrypted_content: str | None = None
 
 
+_REFERENCE = (
+    "no response is kept here, send the item itself (with the Vercel AI SDK: providerOptions.openai.store = false, or "
+    "provider.chat(model))"
+)
 _STATE = "no response is kept here: send the whole conversation as input"
 _REFUSED: Mapping[str, str] = {
     "background": "a response is made while its client waits",
@@ -220,6 +224,8 @@ def _turns(body: ResponsesBody) -> Turns:
         raise invalid("input", "input is empty")
     for index, item in enumerate(body.input):
         kinded = {**item, "type": "message"} if item.get("type") is None and "role" in item else item
+        if item.get("type") == "item_reference":
+            raise unsupported(f"input[{index}].type", f'input[{index}].type is "item_reference": {_REFERENCE}')
         _ITEMS[kind_of(kinded, _ITEMS, f"input[{index}]")](turns, item, f"input[{index}]")
     return turns
 
