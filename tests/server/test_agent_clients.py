@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from deltaserve.core.tokens import unpack_u32
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
 from tests.server.agents import (
@@ -31,6 +32,7 @@ ASKED = {"role": "user", "content": "hi"}
 COUNTED: dict[str, Any] = {"messages": [ASKED], "thinking": {"type": "adaptive"}}
 MESSAGE: dict[str, Any] = {"max_tokens": 9, **COUNTED}
 COUNT = f"{MESSAGES}/count_tokens"
+TOKENIZE = "/tokenize"
 
 
 @pytest.fixture(scope="module")
@@ -250,3 +252,113 @@ async def test_a_strict_function_behind_a_hosted_tool_is_named_by_its_place(syst
         reply = await case.client.post(RESPONSES, json={"input": [ASKED], "tools": [HOSTED[0], strict]})
     error = reply.json()["error"]
     assert error["param"] == "tools[1].parameters" and error["message"].startswith("tools[1].parameters of the tool")
+
+
+NOTHING_THOUGHT = "<think>\n\n</think>\n\n"
+"""What the template writes where nothing is to be thought."""
+SWITCHED: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "Qwen's API, on": (CHAT, {"enable_thinking": True}, True),
+    "Qwen's API, off": (CHAT, {"enable_thinking": False}, False),
+    "Qwen's API, nothing said": (CHAT, {"enable_thinking": None}, True),
+    "Anthropic, on": (MESSAGES, {"thinking": None, "chat_template_kwargs": {"enable_thinking": True}}, True),
+    "Anthropic, off": (MESSAGES, {"chat_template_kwargs": {"enable_thinking": False}}, False),
+    "Anthropic, nothing said": (MESSAGES, {"thinking": None, "chat_template_kwargs": {}}, False),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHED)
+async def test_switches_of_the_template(system_first: TextCodec, name: str) -> None:
+    path, fields, thinks = SWITCHED[name]
+    engine = OracleEngine(answer=saying(system_first, TEXT))
+    async with served(system_first, engine, SETTINGS) as case:
+        reply = await case.client.post(path, json=MESSAGE | {"thinking": None} | fields)
+        assert reply.status_code == 200, reply.text
+        assert num_ignored(case) == 0
+        if path == MESSAGES:
+            counted = (await case.client.post(COUNT, json=COUNTED | fields)).json()
+            assert counted == {"input_tokens": len(engine.opened[0].prompt) // 4}
+    (prompt,) = prompts_of(system_first, engine.opened)
+    assert prompt.endswith(NOTHING_THOUGHT) is not thinks
+
+
+CONTRADICTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "Qwen's API": (
+        CHAT,
+        {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+        "chat_template_kwargs.enable_thinking",
+    ),
+    "Qwen's API, an effort": (CHAT, {"enable_thinking": False, "reasoning_effort": "low"}, "enable_thinking"),
+    "Qwen's API, no switch": (CHAT, {"enable_thinking": "yes"}, "enable_thinking"),
+    "Anthropic": (
+        MESSAGES,
+        {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}},
+        "thinking.type",
+    ),
+    "Anthropic's limit": (
+        MESSAGES,
+        {"thinking": {"type": "enabled", "budget_tokens": 3}, "chat_template_kwargs": {"thinking_budget": 4}},
+        "chat_template_kwargs.thinking_budget",
+    ),
+    "a reserved name": (MESSAGES, {"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs"),
+    "a reserved name in a count": (COUNT, {"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs"),
+    "a reserved name in /tokenize": (TOKENIZE, {"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs"),
+    "two ends in /tokenize": (
+        TOKENIZE,
+        {"continue_final_message": True, "add_generation_prompt": True},
+        "add_generation_prompt",
+    ),
+    "tools of a text": (TOKENIZE, {"messages": None, "prompt": "a", **CHAT_TOOLS}, "tools"),
+    "an option of a text": (
+        TOKENIZE,
+        {"messages": None, "prompt": "a", "chat_template_kwargs": {"enable_thinking": True}},
+        "chat_template_kwargs",
+    ),
+    "a text that is gone on with": (
+        TOKENIZE,
+        {"messages": None, "prompt": "a", "continue_final_message": True},
+        "continue_final_message",
+    ),
+    "a tool without a name": (
+        TOKENIZE,
+        {"tools": [{"type": "function", "function": {"description": "x"}}]},
+        "tools[0].function.name",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+async def test_what_the_template_cannot_be_told(system_first: TextCodec, name: str) -> None:
+    path, fields, param = CONTRADICTIONS[name]
+    body = {"messages": [ASKED]} | ({} if path in (COUNT, TOKENIZE) else {"max_tokens": 9})
+    async with served(system_first, OracleEngine(), SETTINGS) as case:
+        reply = await case.client.post(path, json=body | fields)
+    error = reply.json()["error"]
+    assert reply.status_code == 400
+    assert (error.get("param") or error["message"].split(":")[0].split(" ")[0]) == param, error
+
+
+TOKENIZED: dict[str, dict[str, Any]] = {
+    "tools": CHAT_TOOLS,
+    "no tools": {"tools": []},
+    "an option": {"chat_template_kwargs": {"enable_thinking": False}},
+    "no answer's beginning": {"add_generation_prompt": False},
+    "an answer's beginning": {"add_generation_prompt": True},
+    "all": {**CHAT_TOOLS, "chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": False},
+    "an answer that is gone on with": {
+        "messages": [ASKED, {"role": "assistant", "content": "It is"}],
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    },
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZED)
+async def test_tokenize_takes_what_a_chat_takes(system_first: TextCodec, name: str) -> None:
+    body = {"messages": [ASKED]} | TOKENIZED[name]
+    engine = OracleEngine(answer=saying(system_first, TEXT))
+    async with served(system_first, engine, SETTINGS) as case:
+        told = await case.client.post(TOKENIZE, json=body)
+        assert told.status_code == 200, told.text
+        assert (await case.client.post(CHAT, json=body)).status_code == 200
+        assert num_ignored(case) == 0
+    assert told.json()["tokens"] == [*unpack_u32(engine.opened[0].prompt)]

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
+from deltaserve.control.front.client import Limits
 from deltaserve.server.api_errors import ApiError, invalid, unsupported
+from deltaserve.server.body_fields import Body, UnknownFields, at_most
 from deltaserve.server.chat_messages import ChatMessage, encode_messages
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, compose
 from deltaserve.server.prompts import KeptTokens, Prompt, limits_to_cut, num_kept
@@ -22,6 +25,18 @@ RESERVED_OPTIONS = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}
 )
 MAX_OPTIONS = 16
+TemplateKwargs = Annotated[dict[str, str | bool | int | float | None], at_most(MAX_OPTIONS)]
+"""What a client hands to the template."""
+
+
+class TemplateFields(Body):
+    """How a conversation is handed to the template, in vLLM's names."""
+
+    chat_template_kwargs: TemplateKwargs | None = None
+    continue_final_message: bool | None = None
+    """The answer goes on with the last message, which is the assistant's."""
+    add_generation_prompt: bool | None = None
+    """False leaves out what the template writes where an answer begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +82,13 @@ def template_options(effort: str | None, options: Mapping[str, object], param: s
     return {"reasoning_effort": effort, **off, **options}
 
 
+def prompt_end_options(fields: TemplateFields) -> Mapping[str, object]:
+    """What the template gets of how the prompt ends. Raises ApiError 400 where it would end in two ways."""
+    if fields.continue_final_message and fields.add_generation_prompt:
+        raise invalid("add_generation_prompt", "continue_final_message goes on with a message: no other one begins")
+    return {"add_generation_prompt": False} if fields.add_generation_prompt is False else {}
+
+
 def chat_job(request: ChatRequest, asker: Asker, job_id: str) -> Job:
     """Validate everything that needs the tokenizer or the limits. Raises ApiError 400."""
     param, default = request.max_tokens_param, asker.settings.default_max_tokens
@@ -81,13 +103,18 @@ def chat_job(request: ChatRequest, asker: Asker, job_id: str) -> Job:
 
 def chat_prompt(request: ChatRequest, asker: Asker) -> Prompt:
     """The conversation as the model reads it. Raises ApiError 400."""
-    codec, tools = asker.codec, request.tools
+    return Prompt(chat_tokens(request, asker.codec, asker.limits, asker.unknown_fields))
+
+
+def chat_tokens(
+    request: ChatRequest, codec: TextCodec, limits: Limits | None, unknown: UnknownFields
+) -> tuple[int, ...]:
+    """The same as ids. `limits`: None while no worker is there. Raises ApiError 400."""
+    tools = request.tools
     _check_tools(tools, codec)
     shown = [tool.as_template_takes_it() for tool in tools.tools] if codec.shows_tools else []
     options = {**request.template_options, **({"tools": shown} if shown else {})}
-    return Prompt(
-        encode_messages(request.messages, options, codec, asker.limits, asker.unknown_fields, is_open=request.is_open)
-    )
+    return encode_messages(request.messages, options, codec, limits, unknown, is_open=request.is_open)
 
 
 def _check_tools(tools: ToolUse, codec: TextCodec) -> None:

@@ -24,7 +24,7 @@ from deltaserve.server.api_errors import (
 )
 from deltaserve.server.body_fields import Body, BodyPart, Items, parse
 from deltaserve.server.chat_messages import INVALID_JSON
-from deltaserve.server.chat_request import ChatRequest, chat_job, chat_prompt, template_options
+from deltaserve.server.chat_request import ChatRequest, TemplateKwargs, chat_job, chat_prompt, template_options
 from deltaserve.server.chat_turns import Turns, kind_of, named_job, place_of, read_part, told_by
 from deltaserve.server.dialect import AnswerFormat, Dialect
 from deltaserve.server.front import Front
@@ -36,7 +36,14 @@ from deltaserve.server.sampling_fields import SamplingFields
 from deltaserve.server.text.answer_pieces import AnswerPiece, Arguments, CallBegins, Content, Reasoning, arguments_of
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
-from deltaserve.server.thinking import Effort, ThinkingOptions, limit_of, thinking_options
+from deltaserve.server.thinking import (
+    Effort,
+    ThinkingFields,
+    ThinkingOptions,
+    asked_limit,
+    check_switches,
+    thinking_options,
+)
 from deltaserve.server.tool_use import CallMode, FunctionTool, ToolUse, tool_use
 from deltaserve.server.usage import Counted, cached_len, hint_answers
 
@@ -108,6 +115,7 @@ class ConversationBody(Body):
     mcp_servers: Items[dict[str, object]] | None = None
     container: str | dict[str, object] | None = None
     context_management: ContextManagement | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
 
 
 class CountBody(ConversationBody):
@@ -244,16 +252,16 @@ def _request(body: ConversationBody, turns: Turns, asker: Asker) -> ChatRequest:
         _check_edits(body.context_management, asker)
     if body.output_format is not None:
         raise unsupported("output_format", "output_format is not supported: send output_config.format")
+    given, asked = body.chat_template_kwargs or {}, ThinkingFields(thinking=body.thinking)
+    check_switches(asked, given)
+    effort = None if body.output_config is None else body.output_config.effort
+    switches = thinking_options(body.thinking or ThinkingOptions(type="disabled"))
     return ChatRequest(
         fields=Common(),
         messages=turns.read(),
         max_tokens=None,
-        template_options=template_options(
-            None if body.output_config is None else body.output_config.effort,
-            thinking_options(body.thinking or ThinkingOptions(type="disabled")),
-            "thinking",
-        ),
-        most_reasoning=limit_of({"thinking.budget_tokens": body.thinking.budget_tokens if body.thinking else None}),
+        template_options=template_options(effort, {**switches, **given}, "chat_template_kwargs"),
+        most_reasoning=asked_limit(asked, given),
         tools=_tools(body),
         is_open=turns.messages[-1]["role"] == "assistant",
     )
@@ -596,7 +604,7 @@ DIALECT = Dialect(
     MessagesBody,
     _job,
     MessagesFormat,
-    ("messages", "system", "tools"),
+    ("messages", "system", "tools", "chat_template_kwargs"),
     ERRORS,
     (HttpRoute("POST", "/v1/messages/count_tokens", _count, "Tokens of a conversation", CountBody, errors=ERRORS),),
 )

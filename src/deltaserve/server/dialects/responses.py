@@ -7,8 +7,8 @@ from pydantic import ConfigDict, Field
 
 from deltaserve.core.wire.messages import FinishReason
 from deltaserve.server.api_errors import ApiError, Json, invalid, unsupported
-from deltaserve.server.body_fields import BodyPart, Items, UnknownFields, at_most, parse
-from deltaserve.server.chat_request import MAX_OPTIONS, ChatRequest, chat_job, template_options
+from deltaserve.server.body_fields import BodyPart, Items, UnknownFields, parse
+from deltaserve.server.chat_request import ChatRequest, TemplateKwargs, chat_job, template_options
 from deltaserve.server.chat_turns import Turns, kind_of, named_job, place_of, read_part, told_by
 from deltaserve.server.dialect import AnswerFormat, Dialect
 from deltaserve.server.field_errors import listed, only, shown
@@ -103,7 +103,7 @@ class ResponsesBody(SamplingFields):
     extra_key: str | None = None
     kv_hints: KvHintFields | None = None
     no_cache: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, str | bool | int | float | None], at_most(MAX_OPTIONS)] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
 
 
 class MessageItem(BodyPart):
