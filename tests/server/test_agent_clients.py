@@ -362,3 +362,34 @@ async def test_tokenize_takes_what_a_chat_takes(system_first: TextCodec, name: s
         assert (await case.client.post(CHAT, json=body)).status_code == 200
         assert num_ignored(case) == 0
     assert told.json()["tokens"] == [*unpack_u32(engine.opened[0].prompt)]
+
+
+async def test_redacted_thinking_is_skipped(system_first: TextCodec) -> None:
+    """Nobody but Anthropic can read it."""
+    engine = OracleEngine(answer=saying(system_first, TEXT))
+    redacted = {"type": "redacted_thinking", "data": "x"}
+    told = {"type": "text", "text": "It is warm."}
+    async with served(system_first, engine, SETTINGS) as case:
+        for said in ([told], [redacted, told, redacted]):
+            turns = [ASKED, {"role": "assistant", "content": said}, ASKED]
+            reply = await case.client.post(MESSAGES, json=MESSAGE | {"messages": turns})
+            assert reply.status_code == 200, reply.text
+        assert num_ignored(case) == 2
+    one, other = engine.opened
+    assert one.prompt == other.prompt
+
+
+async def test_answers_in_anthropics_dialect_have_its_name_of_the_requests_id(system_first: TextCodec) -> None:
+    async with served(system_first, OracleEngine(answer=saying(system_first, TEXT)), SETTINGS) as case:
+        replies = [
+            await case.client.post(MESSAGES, json=MESSAGE),
+            await case.client.post(MESSAGES, json=MESSAGE | {"stream": True}),
+            await case.client.post(MESSAGES, json={}),
+            await case.client.get(MESSAGES),
+            await case.client.post(COUNT, json=COUNTED),
+        ]
+        other = await case.client.post(CHAT, json=MESSAGE | {"thinking": None})
+    assert [reply.status_code for reply in replies] == [200, 200, 400, 405, 200]
+    for reply in replies:
+        assert reply.headers["request-id"] == reply.headers["x-request-id"]
+    assert other.status_code == 200 and "request-id" not in other.headers

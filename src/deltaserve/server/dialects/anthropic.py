@@ -356,7 +356,11 @@ class _TurnBlocks:
         self._thoughts: list[str] = []
         self._calls: list[tuple[ToolUseBlock, str]] = []
         said = {"text": self._text}
-        answered = {"thinking": self._thinking, "tool_use": self._tool_use}
+        answered = {
+            "thinking": self._thinking,
+            "redacted_thinking": self._redacted_thinking,
+            "tool_use": self._tool_use,
+        }
         self.kinds = said | (answered if role == "assistant" else {"tool_result": self._tool_result})
 
     def _text(self, block: Mapping[str, object], place: str) -> None:
@@ -364,6 +368,10 @@ class _TurnBlocks:
 
     def _thinking(self, block: Mapping[str, object], place: str) -> None:
         self._thoughts.append(read_part(ThinkingBlock, block, place).thinking)
+
+    def _redacted_thinking(self, block: Mapping[str, object], place: str) -> None:
+        reason = "it is encrypted, and only Anthropic can read it"
+        self._asker.unknown_fields.leave_out("messages[].content[] of type redacted_thinking", reason)
 
     def _tool_use(self, block: Mapping[str, object], place: str) -> None:
         self._calls.append((read_part(ToolUseBlock, block, place), place))
@@ -573,6 +581,8 @@ def _error_body(error: ApiError) -> Json:
     return {"type": "error", "error": {"type": kind, "message": told[:500]}}
 
 
+_ID_HEADERS = (b"x-request-id", b"request-id")
+"""Ours, and Anthropic's, which its libraries tell of an error."""
 _TEXT: Json = {"type": "string"}
 ERRORS = ErrorShape(
     "AnthropicError",
@@ -606,5 +616,16 @@ DIALECT = Dialect(
     MessagesFormat,
     ("messages", "system", "tools", "chat_template_kwargs"),
     ERRORS,
-    (HttpRoute("POST", "/v1/messages/count_tokens", _count, "Tokens of a conversation", CountBody, errors=ERRORS),),
+    (
+        HttpRoute(
+            "POST",
+            "/v1/messages/count_tokens",
+            _count,
+            "Tokens of a conversation",
+            CountBody,
+            errors=ERRORS,
+            id_headers=_ID_HEADERS,
+        ),
+    ),
+    id_headers=_ID_HEADERS,
 )
