@@ -212,13 +212,13 @@ async def test_a_call_that_is_asked_for_comes_before_the_form_of_a_text(system_f
     assert plain is not None and plain == both
 
 
-HOSTED = [
+HOSTED: list[dict[str, Any]] = [
     {"type": "web_search", "external_web_access": True},
     {"type": "function", **FUNCTION},
     {"type": "image_generation", "output_format": "png"},
     {"type": "namespace", "name": "files", "tools": [{"type": "function", "name": "read"}]},
 ]
-HOSTED_CHOICES: dict[str, tuple[object, list[object], int]] = {
+HOSTED_CHOICES: dict[str, tuple[object, list[dict[str, Any]], int]] = {
     "none said": (None, HOSTED, 3),
     "auto": ("auto", HOSTED, 3),
     "none": ("none", HOSTED, 3),
