@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from deltaserve.control.front.client import Generation
+from deltaserve.core.tokens import unpack_u32
 from deltaserve.server.text.text_codec import TextCodec
 from tests.fixtures.tiny_tokenizer import EOS_ID
 from tests.server.oracle import Answer
@@ -31,6 +32,12 @@ TEMPLATE = """{%- if tools %}<|im_start|>tools
 
 {% endif %}"""
 
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning') }}{% endif %}{% endfor %}" + TEMPLATE
+)
+"""As that of Qwen3.5."""
+
 SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
 FUNCTION: Mapping[str, Any] = {"name": "find", "description": "Looks up", "parameters": SCHEMA}
 THOUGHT, TEXT = "hm, well", "It is warm."
@@ -45,11 +52,16 @@ ANSWERS: Mapping[str, str] = {
 }
 
 
-def agents_codec(model_folder: Path, folder: Path) -> TextCodec:
+def agents_codec(model_folder: Path, folder: Path, template: str = TEMPLATE) -> TextCodec:
     """The tiny model's, with the template above."""
     path = folder / "agents.jinja"
-    path.write_text(TEMPLATE)
+    path.write_text(template)
     return TextCodec.load(model_folder, template=path)
+
+
+def prompts_of(codec: TextCodec, opened: Sequence[Generation]) -> list[str]:
+    """What the engine was to go on with."""
+    return [codec.decode(unpack_u32(generation.prompt)) for generation in opened]
 
 
 def saying(codec: TextCodec, text: str) -> Answer:

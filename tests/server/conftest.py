@@ -77,6 +77,12 @@ async def served(codec: TextCodec, engine: OracleEngine, settings: ServerSetting
         case.check_idle()
 
 
+def num_ignored(case: Served) -> float:
+    """Fields of bodies and messages that were ignored."""
+    (counter,) = case.front.metrics.ignored_fields.collect()
+    return sum(sample.value for sample in counter.samples if sample.name.endswith("_total"))
+
+
 def events(text: str) -> list[dict[str, object]]:
     """The JSON bodies of a complete stream; checks the framing and the one [DONE] at its end."""
     *parts, rest = text.split("\n\n")

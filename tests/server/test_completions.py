@@ -87,11 +87,21 @@ async def test_too_many_prompts_are_refused_before_any_is_cut_into_tokens(codec:
     assert "there are 1025 prompts, at most 1024 are allowed" in reply.json()["error"]["message"]
 
 
+async def test_a_seed_of_minus_one_is_a_random_one(codec: TextCodec) -> None:
+    """As clients of llama.cpp's kind mean it."""
+    engine = OracleEngine()
+    async with served(codec, engine, SETTINGS) as case:
+        for _ in range(2):
+            await _post(case, seed=-1)
+    one, other = (generation.sampling.seed for generation in engine.opened)
+    assert one != other and 2**64 - 1 not in (one, other)
+
+
 async def test_samples_have_rooms_and_seeds_of_their_own(codec: TextCodec) -> None:
     engine = OracleEngine()
     async with served(codec, engine, SETTINGS) as case:
-        body = await _post(case, prompt=["ab", "cd"], n=3, seed=-1, max_tokens=2)
-        await _post(case, n=2, seed=-1)
+        body = await _post(case, prompt=["ab", "cd"], n=3, seed=-2, max_tokens=2)
+        await _post(case, n=2, seed=-2)
     choices = body["choices"]
     assert isinstance(choices, list)
     assert [choice["text"] for choice in choices] == ["ba"] * 3 + ["dc"] * 3
@@ -99,7 +109,7 @@ async def test_samples_have_rooms_and_seeds_of_their_own(codec: TextCodec) -> No
     assert len({generation.room for generation in engine.opened}) == 8
     assert all(len(generation.room) == 16 for generation in engine.opened)
     seeds = [generation.sampling.seed for generation in first]
-    assert seeds[0] == 2**64 - 1, "a negative seed is taken modulo 2**64"
+    assert seeds[0] == 2**64 - 2, "a negative seed is taken modulo 2**64"
     assert len(set(seeds[:3])) == 3
     assert seeds[:3] == seeds[3:], "sample i of every prompt draws from the same stream"
     assert [generation.sampling.seed for generation in second] == seeds[:2]

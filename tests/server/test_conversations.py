@@ -1,5 +1,6 @@
 """Messages as agents send them: what reaches the template, what is refused with its reason, what is counted."""
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +11,7 @@ from deltaserve.server.settings import ServerSettings
 from deltaserve.server.text.template import ChatTemplate
 from deltaserve.server.text.text_codec import TextCodec
 from tests.fixtures.tiny_tokenizer import EOS_ID, SPECIALS, build_tokenizer
-from tests.server.conftest import MODEL, Served, served
+from tests.server.conftest import MODEL, Served, num_ignored, served
 from tests.server.oracle import OracleEngine
 
 pytestmark = pytest.mark.anyio
@@ -32,12 +33,6 @@ NO_ARGUMENTS: tuple[object, ...] = (None, "", " \n", {}, "{}", [], "[]", "null")
 
 def codec_of(template: str = TEMPLATE) -> TextCodec:
     return TextCodec(build_tokenizer().backend_tokenizer, 272, [EOS_ID], ChatTemplate(template, SPECIALS, {}))
-
-
-def _num_ignored(case: Served) -> float:
-    """Fields of bodies and messages."""
-    (counter,) = case.front.metrics.ignored_fields.collect()
-    return sum(sample.value for sample in counter.samples if sample.name.endswith("_total"))
 
 
 async def prompt_of(case: Served, messages: Messages) -> str:
@@ -163,7 +158,7 @@ async def test_what_was_sent_reaches_the_template(name: str) -> None:
     messages, wanted = SAID[name]
     async with served(codec_of(), OracleEngine(), SETTINGS) as case:
         assert await prompt_of(case, messages) == wanted
-        assert _num_ignored(case) == 0
+        assert num_ignored(case) == 0
 
 
 def _without(part: Mapping[str, object], field: str) -> dict[str, object]:
@@ -194,7 +189,7 @@ def _conversation(part: str, field: str, value: object) -> Messages:
 async def test_an_optional_field_without_a_value_is_as_if_absent(part: str, field: str, value: object) -> None:
     async with served(codec_of(), OracleEngine(), SETTINGS) as case:
         assert await prompt_of(case, _conversation(part, field, value)) == "[user]hi[assistant]so#add{}[tool]2"
-        assert _num_ignored(case) == 0
+        assert num_ignored(case) == 0
         reply = await case.client.post(
             "/v1/chat/completions",
             json={"model": MODEL, "messages": _conversation(part, field, value), "max_tokens": 1},
@@ -244,6 +239,23 @@ TIED: Mapping[str, tuple[Messages, str]] = {
         [ASKED, _called(NO_ID, SUB), A_SUM],
         "#add=functions.add:0#sub=functions.sub:1[tool=functions.add:0]2",
     ),
+    "the system between a call and its answer": (
+        [ASKED, _called(ADD), {"role": "system", "content": "so"}, TOLD],
+        "#add=c1[tool=c1]2[system]so",
+    ),
+    "the system among answers": (
+        [
+            {"role": "system", "content": "first"},
+            ASKED,
+            _called(ADD, {**SUB, "id": "c2"}),
+            {**TOLD, "tool_call_id": "c2", "content": "0"},
+            {"role": "developer", "content": "so"},
+            TOLD,
+            {"role": "system", "content": "and"},
+            ASKED,
+        ],
+        "#add=c1#sub=c2[tool=c1]2[tool=c2]0[system]so[system]and[user]hi",
+    ),
     "numbers go on over turns": (
         [ASKED, _called(NO_ID), A_SUM, _called(SUB), A_SUM],
         "#add=functions.add:0[tool=functions.add:0]2[assistant]#sub=functions.sub:1[tool=functions.sub:1]2",
@@ -255,7 +267,8 @@ TIED: Mapping[str, tuple[Messages, str]] = {
 async def test_an_answer_is_tied_to_its_call_also_where_ids_are_missing(name: str) -> None:
     messages, wanted = TIED[name]
     async with served(codec_of(WITH_IDS), OracleEngine(), SETTINGS) as case:
-        assert await prompt_of(case, messages) == f"[user]hi[assistant]{wanted}"
+        start = "[system]first" if messages[0]["role"] == "system" else ""
+        assert await prompt_of(case, messages) == f"{start}[user]hi[assistant]{wanted}"
 
 
 UNTIED: Mapping[str, Messages] = {
@@ -382,16 +395,6 @@ async def test_a_wrong_field_is_named_with_its_value_and_what_is_expected(name: 
 
 REFUSED: Mapping[str, tuple[Messages, str, str]] = {
     "what the template refuses": ([{"role": "user", "content": "no"}], "messages", "not no"),
-    "arguments that are no JSON": (
-        [ASKED, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "add", "arguments": '{"a"'}}]}],
-        "messages[1].tool_calls[0].function.arguments",
-        "not JSON",
-    ),
-    "arguments that are no object": (
-        [ASKED, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "add", "arguments": "[1]"}}]}],
-        "messages[1].tool_calls[0].function.arguments",
-        "object",
-    ),
     "two kinds of reasoning": (
         [ASKED, {"role": "assistant", "content": "yes", "reasoning": "hm", "thinking": "oh"}],
         "messages[1].thinking",
@@ -421,6 +424,20 @@ async def test_what_is_refused_is_refused_with_the_reason(name: str) -> None:
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert error["param"] == param and reason in error["message"], error
+
+
+NO_OBJECTS = ('{"a"', "hello", "[1]", '"x"', '{"a":' * 500 + "1" + "}" * 500)
+
+
+@pytest.mark.parametrize("arguments", NO_OBJECTS, ids=lambda text: text[:10])
+async def test_arguments_that_are_no_json_object_are_told_as_they_are(arguments: str) -> None:
+    """An answer that is cut has some, and every later turn of its conversation sends them back."""
+    call = {**CALL, "function": {"name": "add", "arguments": arguments}}
+    async with served(codec_of(), OracleEngine(), SETTINGS) as case:
+        prompt = await prompt_of(case, [ASKED, _called(call), TOLD])
+        assert num_ignored(case) == 1
+    said = json.dumps({"INVALID_JSON": arguments})
+    assert prompt == f"[user]hi[assistant]#add{said}[tool]2"
 
 
 DEAF = "{% for m in messages if m.role != 'tool' %}[{{ m.role }}]{{ m.content or '' }}{% endfor %}"
@@ -460,7 +477,7 @@ async def test_a_part_of_a_message_that_says_nothing_here_is_counted(
         with caplog.at_level(logging.WARNING, "deltaserve.server"):
             await prompt_of(case, IGNORED[name])
             await prompt_of(case, IGNORED[name])
-        assert _num_ignored(case) == 2
+        assert num_ignored(case) == 2
     assert [record.message for record in caplog.records if name in record.message] != []
     assert len(caplog.records) == 1, "told once"
 
@@ -469,4 +486,4 @@ async def test_reasoning_that_no_turn_of_the_template_shows_is_counted() -> None
     messages = [ASKED, {"role": "assistant", "content": "yes", "reasoning": "hm"}, ASKED]
     async with served(codec_of(DEAF), OracleEngine(), SETTINGS) as case:
         assert await prompt_of(case, messages) == "[user]hi[assistant]yes[user]hi"
-        assert _num_ignored(case) == 1
+        assert num_ignored(case) == 1

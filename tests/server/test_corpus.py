@@ -43,13 +43,15 @@ def _check_echo(message: str, sent: bytes) -> None:
     assert not any(window in sent for window in windows), "a long client value must not come back"
 
 
-def check_anthropic_error(body: dict[str, object], status: int, param: str | None, sent: bytes) -> None:
-    """Anthropic's error shape, the field in front of the message."""
+def check_anthropic_error(body: dict[str, object], case: Case, sent: bytes) -> None:
+    """Anthropic's error shape, the field in front of the message, or that the prompt is too long in front of it."""
     assert body.keys() == {"type", "error"} and body["type"] == "error"
     error = body["error"]
     assert isinstance(error, dict) and error.keys() == {"type", "message"}
-    assert error["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
-    assert param is None or error["message"].startswith((f"{param}: ", f"{param} ")), error
+    assert error["type"] == ("not_found_error" if case.status == 404 else "invalid_request_error")
+    start = "prompt is too long: " if case.code == "context_length_exceeded" else ""
+    starts = ("",) if case.param is None else (f"{case.param}: ", f"{case.param} ")
+    assert error["message"].startswith(tuple(start + each for each in starts)), error
     _check_echo(error["message"], sent)
 
 
@@ -62,7 +64,7 @@ async def _check(server: Served, case: Case) -> None:
     assert ("allow" in reply.headers) == (case.status == 405)
     body, sent = json.loads(reply.content), case.path.encode() + case.body
     if case.path.startswith(MESSAGES):
-        check_anthropic_error(body, case.status, case.param, sent)
+        check_anthropic_error(body, case, sent)
     else:
         check_error(body, case.code, case.param, sent)
     assert server.engine.opened == [], "validation ends before any engine call"

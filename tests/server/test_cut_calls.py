@@ -19,9 +19,10 @@ from tests.server.agents import (
     TEXT,
     agents_codec,
     named_events,
+    prompts_of,
     saying,
 )
-from tests.server.conftest import MODEL, served
+from tests.server.conftest import MODEL, num_ignored, served
 from tests.server.oracle import OracleEngine
 
 pytestmark = pytest.mark.anyio
@@ -77,3 +78,43 @@ async def test_nothing_of_a_call_is_content(agents: TextCodec) -> None:
             assert blocks["stop_reason"] == "max_tokens"
             assert "".join(b["text"] for b in blocks["content"] if b["type"] == "text") == (message["content"] or "")
             assert len([b for b in blocks["content"] if b["type"] == "tool_use"]) == len(calls)
+
+
+@pytest.mark.parametrize("said", [CALLS.removesuffix('"}}\n</tool_call>'), CALLS.replace('{"city": "Oslo"}', '"[1]"')])
+async def test_a_call_without_an_object_of_arguments_goes_back_into_the_conversation(
+    agents: TextCodec, said: str
+) -> None:
+    """In the same words in each dialect, and counted."""
+    num_tokens = len(agents.encode(said, add_special_tokens=False))
+    engine = OracleEngine(answer=saying(agents, said))
+    asked = {"role": "user", "content": "hi"}
+    async with served(agents, engine, ServerSettings(MODEL)) as case:
+        body = {"messages": [asked], **CHAT_TOOLS, "max_tokens": num_tokens}
+        message = (await case.client.post(CHAT, json=body)).json()["choices"][0]["message"]
+        (call,) = message["tool_calls"]
+        told = {"role": "tool", "tool_call_id": call["id"], "content": "failed"}
+        reply = await case.client.post(CHAT, json={**body, "messages": [asked, message, told]})
+        assert reply.status_code == 200, reply.text
+
+        asks = {"input": [asked], "tools": [{"type": "function", **FUNCTION}], "max_output_tokens": num_tokens}
+        output = (await case.client.post(RESPONSES, json=asks)).json()["output"]
+        item = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "failed"}
+        reply = await case.client.post(RESPONSES, json={**asks, "input": [asked, *output, item]})
+        assert reply.status_code == 200, reply.text
+        assert num_ignored(case) == 2
+
+        talk = {
+            "messages": [asked],
+            "tools": [MESSAGES_TOOL],
+            "max_tokens": num_tokens,
+            "thinking": {"type": "adaptive"},
+        }
+        content = (await case.client.post(MESSAGES, json=talk)).json()["content"]
+        assert content[-1]["input"] == {"INVALID_JSON": call["function"]["arguments"]}
+        turns = [asked, {"role": "assistant", "content": content}]
+        result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "failed"}
+        turns.append({"role": "user", "content": [result]})
+        reply = await case.client.post(MESSAGES, json=talk | {"messages": turns})
+        assert reply.status_code == 200, reply.text
+    one, other, third = prompts_of(agents, engine.opened)[1::2]
+    assert one == other == third and "INVALID_JSON" in one

@@ -98,6 +98,20 @@ async def test_blocks_of_an_answer(agents: TextCodec, answer: str) -> None:
     assert told[-2][1]["usage"] == whole["usage"]
 
 
+async def test_thinking_is_signed(agents: TextCodec) -> None:
+    """A library that finds no signature drops the thinking: the model would lose its thoughts between its calls."""
+    engine = OracleEngine(answer=saying(agents, ANSWERS["thought, text, two calls"]))
+    async with served(agents, engine, SETTINGS) as case:
+        whole = (await case.client.post(MESSAGES, json=BODY)).json()
+        told = events((await case.client.post(MESSAGES, json=BODY | {"stream": True})).text)
+    assert whole["content"][0]["signature"] == whole["id"]
+    deltas = [body for name, body in told if name == "content_block_delta" and body["index"] == 0]
+    assert [body["delta"]["type"] for body in deltas][-2:] == ["thinking_delta", "signature_delta"]
+    assert deltas[-1]["delta"]["signature"] == told[0][1]["message"]["id"]
+    assert sum("signature" in body.get("delta", ()) for _, body in told) == 1
+    assert _put_together(told)[0]["signature"] == told[0][1]["message"]["id"]
+
+
 async def test_arguments_too_deep_to_be_read_are_told_as_they_are(agents: TextCodec) -> None:
     arguments = '{"deep": ' + "[" * 1100 + "]" * 1100 + "}"
     said = '<tool_call>{"name": "find", "arguments": ' + arguments + "}</tool_call>"

@@ -73,6 +73,8 @@ FREE: Mapping[str, tuple[str, dict[str, Any]]] = {
     "none": (CHAT, {}),
     "less than none": (CHAT, {"thinking_budget": -1}),
     "as long as the answer": (CHAT, {"thinking_token_budget": 40}),
+    "all of the answer but its last token": (CHAT, {"thinking_token_budget": 39}),
+    "Anthropic's, as Claude Code has it": (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 39}}),
     "no reasoning is wanted": (CHAT, {"thinking_budget": 3, "chat_template_kwargs": {"enable_thinking": False}}),
     "OpenRouter's switch": (CHAT, {"reasoning": {"enabled": False, "max_tokens": 3}}),
     "Anthropic's": (MESSAGES, {"thinking": {"type": "adaptive"}}),

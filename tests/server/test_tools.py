@@ -209,10 +209,16 @@ REFUSED: Mapping[str, tuple[str, dict[str, object], str, str]] = {
     "a format nobody knows": (NO_FORMAT, {}, "tools", "--tool-call-parser"),
     "old functions": (HERMES, {"functions": [{"name": "f"}]}, "functions", "not supported"),
     "an old choice": (HERMES, {"function_call": "auto"}, "function_call", "not supported"),
-    "a call and a text": (
+    "a call and a text of a pattern": (
         HERMES,
-        {"tool_choice": "required", "response_format": {"type": "json_object"}},
-        "response_format",
+        {"tool_choice": "required", "guided_regex": "a+"},
+        "guided_regex",
+        "give one of them",
+    ),
+    "a call and a text by a regex": (
+        HERMES,
+        {"tool_choice": "required", "regex": "a+"},
+        "regex",
         "give one of them",
     ),
     "a schema that cannot be followed": (

@@ -29,6 +29,63 @@ wheel is on NVIDIA's index. Where the project's torch is a build for CPUs, the c
 |---|---|---|---|---|
 """
 _DETAILS = "Checks, by client:"
+_AGENTS_HEADING = "\n## Coding agents\n"
+_AGENTS = (
+    _AGENTS_HEADING
+    + """
+Claude Code and Codex were not run against a server. What was checked are requests of the form that they send, and of
+what the AI SDK, LiteLLM and openai-agents send beside the checks above (`tests/server`, most in
+`test_agent_clients.py`):
+
+- Claude Code 2.1, `/v1/messages`: turns of the role `system` within a conversation, the billing header,
+  `context_management`, a `budget_tokens` of `max_tokens` - 1, long names of tools, a prompt that is too long.
+- Codex, `/v1/responses`: `instructions` beside a `developer` item, tools that are no functions, a call that was cut.
+- AI SDK: signed thinking of `/v1/messages`. By `/v1/responses` it sends `item_reference`, a 400: set
+  `providerOptions.openai.store` to false, or take `provider.chat(model)`.
+- openai-agents: `tool_choice` "required" beside a form of the answer. LiteLLM: a prompt that is too long.
+
+### Claude Code
+
+```
+{"env": {"ANTHROPIC_BASE_URL": "http://127.0.0.1:30000", "ANTHROPIC_AUTH_TOKEN": "the API key, or any text",
+  "ANTHROPIC_MODEL": "qwen3", "ANTHROPIC_DEFAULT_OPUS_MODEL": "qwen3", "ANTHROPIC_DEFAULT_SONNET_MODEL": "qwen3",
+  "ANTHROPIC_DEFAULT_HAIKU_MODEL": "qwen3", "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "8192"}}
+```
+
+- Any other model name is a 404: name the served one for every use, or give the server more names
+  (`--served-model-name`).
+- `CLAUDE_CODE_MAX_OUTPUT_TOKENS` must leave room for the prompt: what is asked for counts in full against the context
+  (`--context-length`). A prompt that does not fit beside it is a 400 that begins with "prompt is too long", at which
+  Claude Code compacts its conversation.
+- Its system prompt begins with a line `x-anthropic-billing-header: ...`, another one in every request, which would keep
+  every prompt from being found in a cache. The server leaves that line out, here as in a count of tokens, and counts it
+  (`deltaserve_ignored_fields_total`). `"CLAUDE_CODE_ATTRIBUTION_HEADER": "0"` keeps it from being sent.
+- System turns within a conversation go where the model's template shows them
+  ([tools](tools.md#system-messages)); `redacted_thinking` of Anthropic's models is skipped and counted.
+- `context_management` may keep thinking, or clear it (`clear_thinking_20251015`): which is read again is the choice of
+  the model's template. Edits of other kinds are a 400.
+
+### Codex
+
+```
+model = "qwen3"
+model_provider = "deltaserve"
+model_context_window = 32768
+
+[model_providers.deltaserve]
+name = "deltaserve"
+base_url = "http://127.0.0.1:30000/v1"
+wire_api = "responses"
+env_key = "DELTASERVE_KEY"
+```
+
+- `env_key` names a variable with the API key; leave it out where the server has none.
+- `model_context_window` is the server's context, by which Codex compacts.
+- Tools that OpenAI's servers run (`web_search`, `image_generation`, a `namespace`) are left out and counted: the model
+  is offered the functions alone.
+"""
+)
+"""What is said of programs that are not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +115,18 @@ def page_of(rows: Iterable[Row], names: Sequence[str], before: str) -> str:
     lines = _lines_of(before) | {row.client: str(row) for row in rows}
     details = _details_of(before) | {row.client: row.details for row in rows}
     table = "".join(f"{lines[name]}\n" for name in names if name in lines)
-    return f"{_HEAD}{table}\n{_DETAILS}\n\n" + "".join(f"{details[name]}\n" for name in names if name in details)
+    points = "".join(f"{details[name]}\n" for name in names if name in details)
+    return f"{_HEAD}{table}\n{_DETAILS}\n\n{points}{_AGENTS}"
 
 
 def _lines_of(page: str) -> dict[str, str]:
     """Client |-> its line of the table."""
-    _, _, table = page.partition("|---|\n")
+    _, _, table = page.partition(_DETAILS)[0].partition("|---|\n")
     return {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
 
 
 def _details_of(page: str) -> dict[str, str]:
     """Client |-> its point of the list."""
-    _, _, details = page.partition(_DETAILS)
+    _, _, details = page.partition(_AGENTS_HEADING)[0].partition(_DETAILS)
     points = re.findall(r"^- [^:]+:.*(?:\n  .*)*", details, re.MULTILINE)
     return {point[2:].partition(":")[0]: point for point in points}

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from deltaserve.core.errors import ENDS_THE_CALLER, DeadlineTooShort, FailReason, RequestFailed
 
 MAX_MESSAGE_CHARS = 400
+CONTEXT_EXCEEDED = "context_length_exceeded"
+"""Code of an error of a prompt that does not fit, alone or with its answer."""
 Json = dict[str, object]
 """A JSON object of an answer."""
 CLIENT_CLOSED = 499
@@ -102,7 +104,7 @@ FAIL_STATUS: Mapping[FailReason, tuple[int, str]] = {
     FailReason.INCOMPATIBLE: (503, "not_ready"),
     FailReason.ROOM_IN_USE: (409, "room_in_use"),
     FailReason.BAD_EXTENT: (502, "transfer_failed"),
-    FailReason.TOO_LONG: (400, "context_length_exceeded"),
+    FailReason.TOO_LONG: (400, CONTEXT_EXCEEDED),
     FailReason.OVERLOADED: (429, "overloaded"),
     FailReason.DRAINING: (503, "not_ready"),
     FailReason.NO_PEER: (503, "not_ready"),
@@ -144,7 +146,7 @@ _PUBLIC = {
     "transfer_failed": "a worker or the transfer between workers failed, and so did the retry",
     "not_ready": "no worker can take this request now",
     "room_in_use": "the request's internal id is in use; send it again",
-    "context_length_exceeded": "prompt and max_tokens do not fit the memory of a worker",
+    CONTEXT_EXCEEDED: "prompt and max_tokens do not fit the memory of a worker",
     "overloaded": "the server is at its limit; try again later",
     "numerical_error": "the model produced a value that is not a number",
     "compute_failed": "a step of the model could not be computed; see the server's log",

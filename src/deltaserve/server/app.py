@@ -61,7 +61,7 @@ def _allow_origins(app: Starlette, origins: Sequence[str]) -> None:
         allow_methods=("GET", "POST"),
         allow_headers=("*",),
         allow_private_network=True,  # pages of elsewhere may reach a server on loopback: those that are named
-        expose_headers=("X-Request-Id", "Retry-After", "traceparent"),
+        expose_headers=("X-Request-Id", "Request-Id", "Retry-After", "traceparent"),
     )
 
 

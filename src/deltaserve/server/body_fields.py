@@ -137,10 +137,10 @@ class UnknownFields:
             hint = f"; did the client mean {by_last[near[0]]!r}?" if near else ""
             _log.warning("request field %r is unknown and ignored%s", name[:80], hint)
 
-    def leave_out(self, name: str) -> None:
-        """A field of a message that the model's chat template does not show."""
+    def leave_out(self, name: str, reason: str = "the model's chat template does not show it") -> None:
+        """A known field that asks for what is not done, without which the request is served."""
         if self._is_new(name):
-            _log.warning("request field %r is ignored: the model's chat template does not show it", name[:80])
+            _log.warning("request field %r is ignored: %s", name[:80], reason)
 
     def warn(self, text: str) -> None:
         """Something that is done as it was asked, and seldom meant. Said once."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from deltaserve.server.api_errors import ApiError, excerpt, invalid
+from deltaserve.server.text.template_needs import SYSTEM_ROLES
 
 Message = Mapping[str, object]
 """A message in OpenAI's form: `tool_calls` is a list of {"function": {"name": ...}}, with or without an "id"."""
@@ -17,7 +18,8 @@ class Tied:
 
     messages: Sequence[Message]
     """Each call and each tool message has an id; the results of a turn stand in the order of its calls, since many
-    templates show no ids, and their models take the first result for that of the first call."""
+    templates show no ids, and their models take the first result for that of the first call. What the system says
+    among the results stands behind them."""
     order: Sequence[int]
     """Index of each message as the client sent it."""
 
@@ -37,7 +39,7 @@ class _OpenCalls:
 
     def __init__(self, calls: Sequence[_CallOfTurn], index: int = 0) -> None:
         """`index`: of the turn's message. Raises ApiError 400 where two calls have one id."""
-        self._index = index
+        self.index = index
         self._by_id: dict[object, _CallOfTurn] = {}
         for call in calls:
             if call.id and self._by_id.setdefault(call.id, call) is not call:
@@ -66,13 +68,17 @@ class _OpenCalls:
             self._by_id[call.id] = call
         return call
 
+    @property
+    def num_calls(self) -> int:
+        return len(self._calls)
+
     def end(self) -> None:
         """Raises ApiError 400 for a call without a result before one that has its own: by their order, as many
         templates show them, the later one's result would be this one's."""
         last = max((call.number for call in self._calls if call.is_answered), default=-1)
         lacking = next((call.number for call in self._calls[: last + 1] if not call.is_answered), None)
         if lacking is not None:
-            param = f"messages[{self._index}].tool_calls[{lacking}]"
+            param = f"messages[{self.index}].tool_calls[{lacking}]"
             text = "has no result, and a later call of its turn has one: it could be taken for this one's"
             raise invalid(param, f"{param} {text}")
 
@@ -105,7 +111,10 @@ def tied(messages: Sequence[Message]) -> Tied:
         if message["role"] == "tool":
             param = f"messages[{index}].tool_call_id"
             answers[index] = turn.answered(message.get("tool_call_id"), message.get("name"), param)
-            keys.append((keys[-1][0], answers[index].number))
+            keys.append((turn.index, answers[index].number))
+            continue
+        if message["role"] in SYSTEM_ROLES:  # results that follow are still the turn's, and stand beside its calls
+            keys.append((turn.index, turn.num_calls))
             continue
         turn.end()
         own = list(_calls(message, len(calls)))

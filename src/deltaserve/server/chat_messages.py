@@ -228,17 +228,29 @@ _NO_ARGUMENTS = ("", "null", "[]")
 """PHP writes an empty object as an empty list."""
 
 
+INVALID_JSON = "INVALID_JSON"
+"""Name under which arguments that are no JSON object stand in one, as they are: those of a call that was cut, or that
+the model wrote badly. A conversation that has one goes on."""
+
+
 def _call(call: ToolCall, param: str, unknown: UnknownFields) -> Mapping[str, object]:
     if not _NAME.match(call.function.name):
         raise invalid(f"{param}.function.name", _NAME_RULE)
     arguments = call.function.arguments
     if arguments is None or (isinstance(arguments, str) and arguments.strip() in _NO_ARGUMENTS):
         arguments = {}
-    if isinstance(arguments, str):
-        try:
-            parse_object(arguments.encode(), "the text of arguments")
-        except ApiError as error:
-            raise invalid(f"{param}.function.arguments", error.message) from error
+    if isinstance(arguments, str) and not _is_object(arguments):
+        reason = f"it is no JSON object, and the model reads it as the text of {INVALID_JSON}"
+        unknown.leave_out("messages[].tool_calls[].function.arguments", reason)
+        arguments = {INVALID_JSON: arguments}
     count_others(call, "messages[].tool_calls[]", unknown)
     count_others(call.function, "messages[].tool_calls[].function", unknown)
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        parse_object(arguments.encode())
+    except ApiError:
+        return False
+    return True

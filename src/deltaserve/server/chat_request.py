@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
+from deltaserve.control.front.client import Limits
 from deltaserve.server.api_errors import ApiError, invalid, unsupported
+from deltaserve.server.body_fields import Body, UnknownFields, at_most
 from deltaserve.server.chat_messages import ChatMessage, encode_messages
 from deltaserve.server.jobs import Asker, Common, Job, OutputLimit, compose
 from deltaserve.server.prompts import KeptTokens, Prompt, limits_to_cut, num_kept
@@ -22,6 +25,18 @@ RESERVED_OPTIONS = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}
 )
 MAX_OPTIONS = 16
+TemplateKwargs = Annotated[dict[str, str | bool | int | float | None], at_most(MAX_OPTIONS)]
+"""What a client hands to the template."""
+
+
+class TemplateFields(Body):
+    """How a conversation is handed to the template, in vLLM's names."""
+
+    chat_template_kwargs: TemplateKwargs | None = None
+    continue_final_message: bool | None = None
+    """The answer goes on with the last message, which is the assistant's."""
+    add_generation_prompt: bool | None = None
+    """False leaves out what the template writes where an answer begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +82,13 @@ def template_options(effort: str | None, options: Mapping[str, object], param: s
     return {"reasoning_effort": effort, **off, **options}
 
 
+def prompt_end_options(fields: TemplateFields) -> Mapping[str, object]:
+    """What the template gets of how the prompt ends. Raises ApiError 400 where it would end in two ways."""
+    if fields.continue_final_message and fields.add_generation_prompt:
+        raise invalid("add_generation_prompt", "continue_final_message goes on with a message: no other one begins")
+    return {"add_generation_prompt": False} if fields.add_generation_prompt is False else {}
+
+
 def chat_job(request: ChatRequest, asker: Asker, job_id: str) -> Job:
     """Validate everything that needs the tokenizer or the limits. Raises ApiError 400."""
     param, default = request.max_tokens_param, asker.settings.default_max_tokens
@@ -74,20 +96,25 @@ def chat_job(request: ChatRequest, asker: Asker, job_id: str) -> Job:
     kept = num_kept(request.kept, limit.longest_prompt)
     prompt = chat_prompt(request, replace(asker, limits=limits_to_cut(asker.limits, kept))).cut(kept)
     asked = EndpointFields(limit.resolve(prompt), request.logprobs, request.fields.prompt_logprobs)
-    constraint = _constraint(request, asker.codec, prompt, asked.max_tokens)
+    constraint = _constraint(request, asker, prompt, asked.max_tokens)
     job = compose(request.fields, asker, [prompt], [asked], job_id, constraint)
     return replace(job, text=_text_options(job.text, request, asker.codec, prompt))
 
 
 def chat_prompt(request: ChatRequest, asker: Asker) -> Prompt:
     """The conversation as the model reads it. Raises ApiError 400."""
-    codec, tools = asker.codec, request.tools
+    return Prompt(chat_tokens(request, asker.codec, asker.limits, asker.unknown_fields))
+
+
+def chat_tokens(
+    request: ChatRequest, codec: TextCodec, limits: Limits | None, unknown: UnknownFields
+) -> tuple[int, ...]:
+    """The same as ids. `limits`: None while no worker is there. Raises ApiError 400."""
+    tools = request.tools
     _check_tools(tools, codec)
     shown = [tool.as_template_takes_it() for tool in tools.tools] if codec.shows_tools else []
     options = {**request.template_options, **({"tools": shown} if shown else {})}
-    return Prompt(
-        encode_messages(request.messages, options, codec, asker.limits, asker.unknown_fields, is_open=request.is_open)
-    )
+    return encode_messages(request.messages, options, codec, limits, unknown, is_open=request.is_open)
 
 
 def _check_tools(tools: ToolUse, codec: TextCodec) -> None:
@@ -103,17 +130,16 @@ def _check_tools(tools: ToolUse, codec: TextCodec) -> None:
         raise ApiError(400, "unsupported", text, "tools")
 
 
-def _constraint(request: ChatRequest, codec: TextCodec, prompt: Prompt, max_tokens: int) -> Constraint | None:
+def _constraint(request: ChatRequest, asker: Asker, prompt: Prompt, max_tokens: int) -> Constraint | None:
     """What the answer must be: calls that are required, or are strict; the content that the request asks for; reasoning
     before either, no longer than it may be. Raises ApiError 400 where it cannot be had."""
-    own, tools, answers = constraint_of(request.fields), request.tools, codec.answers
+    codec, tools, answers = asker.codec, request.tools, asker.codec.answers
+    own = _content_constraint(request, asker)
     calls = _calls(tools, own)
     prompt_end = _prompt_end(answers.reasoning, request, codec, prompt)
     limit = _limit(request, codec, prompt_end, max_tokens)
     if calls is Calls.NONE and limit is None and (own is None or answers.reasoning is None):
         return own
-    if calls is Calls.MUST and own is not None:
-        raise invalid(own.param, f"tool_choice asks for a call, and {own.param} for a text: give one of them")
     shape = AnswerShape(
         calls=calls,
         tools={} if tools.mode is CallMode.NONE else _schemas(tools),
@@ -135,10 +161,24 @@ def _constraint(request: ChatRequest, codec: TextCodec, prompt: Prompt, max_toke
     raise unsupported(param, f"{param} beside tools is not possible in the format of this model: send one of them")
 
 
+def _content_constraint(request: ChatRequest, asker: Asker) -> Constraint | None:
+    """What the content must be. Beside a call that is required, `response_format` is that of the answer behind the
+    calls: agents send both with every turn. Raises ApiError 400 for other fields there."""
+    own = constraint_of(request.fields)
+    if own is None or request.tools.mode is not CallMode.REQUIRED:
+        return own
+    if not own.param.startswith("response_format"):
+        raise invalid(own.param, f"tool_choice asks for a call, and {own.param} for a text: give one of them")
+    asker.unknown_fields.leave_out("response_format", "tool_choice asks for a call, and the format is that of a text")
+    return None
+
+
 def _limit(request: ChatRequest, codec: TextCodec, prompt_end: PromptEnd, max_tokens: int) -> ReasoningLimit | None:
-    """The limit of reasoning, where there may be as much. Raises ApiError 400 where it cannot be held."""
+    """The limit of reasoning, where there may be more. Raises ApiError 400 where it cannot be held."""
     limit, reasoning = request.most_reasoning, codec.answers.reasoning
-    if limit is None or reasoning is None or prompt_end is PromptEnd.BEHIND or limit.tokens >= max_tokens:
+    if limit is None or reasoning is None or prompt_end is PromptEnd.BEHIND:
+        return None
+    if limit.tokens >= max_tokens - 1:  # with the marker that ends it nothing is left: agents send such limits
         return None
     if not can_bound(reasoning, codec.marker_tokens):
         text = "the marker that ends this model's reasoning is no token of its vocabulary: how long it reasons is its"

@@ -15,7 +15,7 @@ from deltaserve.server.jobs import Job
 
 Part = TypeVar("Part", bound=BaseModel)
 _MESSAGE = re.compile(r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\])?(?:\.(.*))?")
-_TOOL = re.compile(r"(tools\[\d+\])\.function\.(.*)")
+_TOOL = re.compile(r"tools\[(\d+)\]\.function\.(.*)")
 
 
 @dataclass(slots=True)
@@ -27,6 +27,8 @@ class Turns:
     """Where the client wrote each."""
     call_places: dict[tuple[int, int], str] = field(default_factory=dict)
     """(index of a message, number of a call in it) |-> where the client wrote the call."""
+    tool_places: list[str] = field(default_factory=list)
+    """Where the client wrote each tool; empty: they are all that it wrote, in order."""
 
     def add(self, place: str, **message: object) -> None:
         self.messages.append(message)
@@ -69,7 +71,9 @@ def place_of(turns: Turns, names: Mapping[str, str], parts: Mapping[str, str]) -
             return f"{place}.{parts[part]}" if part in parts else place
         tool = _TOOL.fullmatch(param)
         if tool is not None:
-            return f"{tool[1]}.{parts.get(tool[2], tool[2])}"
+            index = int(tool[1])
+            place = turns.tool_places[index] if turns.tool_places else f"tools[{index}]"
+            return f"{place}.{parts.get(tool[2], tool[2])}"
         theirs = next((name for name in names if re.match(rf"{re.escape(name)}\b", param)), None)
         return param if theirs is None else names[theirs] + param.removeprefix(theirs)
 

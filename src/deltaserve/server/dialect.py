@@ -21,7 +21,7 @@ from deltaserve.server.jobs import Asker, Job
 from deltaserve.server.observe import JobRecord
 from deltaserve.server.read import THREAD_BYTES, Caller, caller_of, deadline_s
 from deltaserve.server.replies import DONE, EventStream, EventWriter, event, json_reply, race, until_gone
-from deltaserve.server.routes import HttpRoute
+from deltaserve.server.routes import ID_HEADERS, HttpRoute
 from deltaserve.server.stream import Runner
 from deltaserve.server.text.sample_text import TextPiece, join
 from deltaserve.server.text.text_codec import TextCodec
@@ -72,10 +72,21 @@ class Dialect(Generic[Model]):
     """Shape of the errors before an answer has begun."""
     beside: tuple[HttpRoute, ...] = ()
     """Routes of the dialect that generate nothing."""
+    id_headers: tuple[bytes, ...] = ID_HEADERS
+    """Headers by which its answers name the request."""
 
     @property
     def route(self) -> HttpRoute:
-        return HttpRoute("POST", self.path, self.serve, self.summary, self.body, errors=self.errors, generates=True)
+        return HttpRoute(
+            "POST",
+            self.path,
+            self.serve,
+            self.summary,
+            self.body,
+            errors=self.errors,
+            id_headers=self.id_headers,
+            generates=True,
+        )
 
     async def serve(self, front: Front, request: Request) -> Response:
         """One generating request. Everything that can be refused is refused before the engine hears of it."""

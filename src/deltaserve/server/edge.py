@@ -16,14 +16,13 @@ from deltaserve.server.api_errors import (
     OPENAI_ERRORS,
     ApiError,
     ClientGone,
-    ErrorShape,
     excerpt,
 )
 from deltaserve.server.front import Front
 from deltaserve.server.hosts import allowed_hosts, host_name, is_own_name
 from deltaserve.server.read import CALLER, ID_CHARACTERS, Caller, new_request_id
 from deltaserve.server.replies import error_reply
-from deltaserve.server.routes import Access, HttpRoute
+from deltaserve.server.routes import ID_HEADERS, Access, HttpRoute
 from deltaserve.server.settings import ApiKey, HttpLimits, Right
 
 _log = logging.getLogger("deltaserve.server")
@@ -55,7 +54,7 @@ class Edge:
         route = self._routes.get(scope["path"])
         access = route.access if route else Access.KEY
         trace = _trace(scope)
-        reply = _Reply(send, _request_id(scope), trace, route.errors if route else OPENAI_ERRORS)
+        reply = _Reply(send, _request_id(scope), trace, route)
         try:
             headers = _checked_headers(scope, self._front.settings.http)
             self._check_host(access, headers)
@@ -112,10 +111,11 @@ class Edge:
 class _Reply:
     """A response on its way out: names the request, remembers the status."""
 
-    def __init__(self, send: Send, request_id: str, trace: bytes | None, errors: ErrorShape) -> None:
+    def __init__(self, send: Send, request_id: str, trace: bytes | None, route: HttpRoute | None) -> None:
         self.request_id = request_id
-        self._echoed = [(b"x-request-id", request_id.encode())] + ([(b"traceparent", trace)] if trace else [])
-        self._errors = errors
+        names = route.id_headers if route else ID_HEADERS
+        self._echoed = [(name, request_id.encode()) for name in names] + ([(b"traceparent", trace)] if trace else [])
+        self._errors = route.errors if route else OPENAI_ERRORS
         self.status: int | None = None
         self.started = False
         self._send = send

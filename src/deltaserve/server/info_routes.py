@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import logging
 import secrets
+from collections.abc import Sequence
 from functools import partial
 
 from pydantic import ConfigDict
@@ -19,13 +20,22 @@ from deltaserve.core.tokens import pack_u32
 from deltaserve.core.wire.messages import CacheUse
 from deltaserve.server.api_errors import ApiError, excerpt, from_failure, invalid, not_ready, retry_after
 from deltaserve.server.body_fields import Body, Items
-from deltaserve.server.chat_messages import ChatMessage, encode_messages
+from deltaserve.server.chat_messages import ChatMessage
+from deltaserve.server.chat_request import (
+    ChatRequest,
+    TemplateFields,
+    chat_tokens,
+    prompt_end_options,
+    template_options,
+)
+from deltaserve.server.chat_tools import ToolDefinition, function_tools
 from deltaserve.server.front import Front
-from deltaserve.server.jobs import check_model
+from deltaserve.server.jobs import Common, check_model
 from deltaserve.server.prompts import encode_text, read_ids
 from deltaserve.server.read import caller_of
 from deltaserve.server.replies import json_reply
 from deltaserve.server.text.answers.answer_choice import name_of
+from deltaserve.server.tool_use import tool_use
 from deltaserve.settings.worker_list import parse_worker
 
 _log = logging.getLogger("deltaserve.server")
@@ -34,13 +44,14 @@ _ROLES = {role.value: role for role in (Role.PREFILL, Role.DECODE)}
 _LONGEST_GRACE_S = 3600.0
 
 
-class TokenizeBody(Body):
-    """Either a raw prompt or a conversation."""
+class TokenizeBody(TemplateFields):
+    """Either a raw prompt or a conversation, with what its template is to get."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "Hello"}]})
     model: str | None = None
     prompt: str | None = None
     messages: Items[ChatMessage] | None = None
+    tools: Items[ToolDefinition] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -130,9 +141,24 @@ async def tokenize(front: Front, request: Request) -> Response:
     return json_reply(reply)
 
 
+def _conversation(body: TokenizeBody, messages: Sequence[ChatMessage], front: Front) -> ChatRequest:
+    end, given = prompt_end_options(body), body.chat_template_kwargs or {}
+    return ChatRequest(
+        fields=Common(),
+        messages=messages,
+        max_tokens=None,
+        template_options={**template_options(None, given, "chat_template_kwargs"), **end},
+        tools=tool_use(function_tools(body.tools or (), front.unknown_fields)),
+        is_open=bool(body.continue_final_message),
+    )
+
+
 def _tokens(body: TokenizeBody, front: Front, limits: Limits | None) -> tuple[int, ...]:
     if body.messages is not None:
-        return encode_messages(body.messages, {}, front.text, limits, front.unknown_fields)
+        return chat_tokens(_conversation(body, body.messages, front), front.text, limits, front.unknown_fields)
+    for name in ("tools", "chat_template_kwargs", "continue_final_message"):
+        if getattr(body, name):
+            raise invalid(name, f"{name} is only allowed with messages")
     return encode_text(
         body.prompt or "", "prompt", front.text, limits, add_special_tokens=body.add_special_tokens is not False
     )

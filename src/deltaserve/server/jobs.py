@@ -18,7 +18,7 @@ from deltaserve.core.tokens import pack_u32
 from deltaserve.core.wire.messages import CacheUse
 from deltaserve.server.api_errors import ApiError, excerpt, invalid, unsupported
 from deltaserve.server.body_fields import BodyPart, UnknownFields
-from deltaserve.server.prompts import Prompt
+from deltaserve.server.prompts import Prompt, context_exceeded
 from deltaserve.server.sampling_fields import EndpointFields, derive_seed, resolve, stop_strings
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.structured_output import Constraint, ConstraintFields
@@ -136,7 +136,7 @@ class OutputLimit:
         numbers = f"prompt {prompt_len}, {self.param} {asked}, context {self.limits.max_context_len}"
         if self.limits.max_prompt_len < self.limits.max_context_len:
             numbers += f", pages for a prompt of {self.limits.max_prompt_len}"
-        return ApiError(400, "context_length_exceeded", f"{message} ({numbers})", self.prompt_param)
+        return context_exceeded(f"{message} ({numbers})", self.prompt_param, self.limits)
 
 
 class StreamOptions(BodyPart):

@@ -129,7 +129,9 @@ class ServerMetrics:
         self.cached_tokens = counter("cached_tokens", "Of these, tokens found in a cache", "side")
         self.generation_tokens = counter("generation_tokens", "Output tokens")
         self.ignored_fields = counter(
-            "ignored_fields", "Request fields that were ignored: unknown, or not shown by the chat template", "where"
+            "ignored_fields",
+            "Request fields that were ignored: unknown, not shown by the chat template, or asking for what is not done",
+            "where",
         )
         self.streams_cut = counter("streams_cut", "Streams cut because their reader was too slow")
         self.clients_gone = counter("clients_gone", "Requests whose client left before the answer was complete")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from deltaserve.control.front.client import Limits
-from deltaserve.server.api_errors import ApiError, excerpt, invalid
+from deltaserve.server.api_errors import CONTEXT_EXCEEDED, ApiError, excerpt, invalid
 from deltaserve.server.text.text_codec import TextCodec
 
 _LONGEST = 16
@@ -83,8 +83,13 @@ def encode_text(
 
 def too_long(least: int, param: str, limits: Limits) -> ApiError:
     """What a prompt of at least `least` tokens gets."""
-    message = f"the prompt has at least {least} tokens, the context {limits.max_context_len}"
-    return ApiError(400, "context_length_exceeded", message, param)
+    return context_exceeded(f"the prompt has at least {least} tokens", param, limits)
+
+
+def context_exceeded(reason: str, param: str, limits: Limits) -> ApiError:
+    """What a prompt gets that does not fit, alone or with its answer. Clients know it by how OpenAI's text begins."""
+    message = f"this model's maximum context length is {limits.max_context_len} tokens: {reason}"
+    return ApiError(400, CONTEXT_EXCEEDED, message, param)
 
 
 def num_kept(asked: KeptTokens, longest: int) -> int | None:

@@ -12,6 +12,8 @@ from starlette.responses import Response
 from deltaserve.server.api_errors import OPENAI_ERRORS, ErrorShape
 from deltaserve.server.front import Front
 
+ID_HEADERS = (b"x-request-id",)
+
 
 class Access(Enum):
     """What a caller needs where keys are in use."""
@@ -38,5 +40,7 @@ class HttpRoute:
     answer: Literal["object", "array"] = "object"
     """What its JSON is."""
     errors: ErrorShape = OPENAI_ERRORS
+    id_headers: tuple[bytes, ...] = ID_HEADERS
+    """Headers by which its answers name the request."""
     generates: bool = False
     """Whether it is a dialect's: it may answer with events, fail as the engine does, and takes a deadline."""

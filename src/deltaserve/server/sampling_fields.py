@@ -24,6 +24,8 @@ MAX_STOP_IDS = 1024
 MAX_LOGIT_BIAS = 300
 INT64 = 1 << 63
 UINT64_MASK = (1 << 64) - 1
+RANDOM_SEED = -1
+"""A seed that is none, as clients of llama.cpp write it."""
 
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 
@@ -93,7 +95,7 @@ def resolve(
     ends = stop_ids if ignores_ends else tuple(sorted({*stop_ids, *codec.eos_ids}))
     return SamplingParams(
         max_tokens=max(1, asked.max_tokens),  # 0 only scores the prompt: the token that comes with it is not shown
-        seed=secrets.randbits(63) if fields.seed is None else fields.seed & UINT64_MASK,
+        seed=secrets.randbits(63) if fields.seed in (None, RANDOM_SEED) else fields.seed & UINT64_MASK,
         temperature=_given(fields.temperature, defaults.temperature),
         top_p=_given(fields.top_p, defaults.top_p) or 1.0,  # 0 leaves one token: the likeliest
         top_k=top_k if top_k is not None and top_k > 0 else None,

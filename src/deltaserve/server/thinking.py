@@ -66,6 +66,8 @@ class ThinkingFields(Body):
     """vLLM's."""
     thinking_budget: Budget | None = None
     """Qwen's API."""
+    enable_thinking: bool | None = None
+    """Qwen's API, too."""
     custom_params: CustomParams | None = None
 
 
@@ -118,6 +120,7 @@ def check_switches(fields: ThinkingFields, options: Mapping[str, object]) -> Non
         "reasoning_effort": _thinks_at(fields.reasoning_effort),
         "reasoning.effort": _thinks_at(reasoning.effort if reasoning else None),
         "reasoning.enabled": reasoning.enabled if reasoning else None,
+        "enable_thinking": fields.enable_thinking,
         "thinking.type": None if kind is None else kind == "enabled",
         **{f"chat_template_kwargs.{name}": value for name, value in options.items() if name in _SWITCHES},
     }
@@ -135,5 +138,11 @@ def thinking_options(asked: ThinkingOptions | None) -> Mapping[str, object]:
     """The switches that templates of hybrid models have. What is not asked for is the template's."""
     if asked is None or asked.type == "adaptive":
         return {}
-    is_on = asked.type == "enabled"
-    return dict.fromkeys(_SWITCHES, is_on)
+    return dict.fromkeys(_SWITCHES, asked.type == "enabled")
+
+
+def thinking_switches(fields: ThinkingFields) -> Mapping[str, object]:
+    """The same of fields of which no two differ, as `check_switches` sees to."""
+    if fields.enable_thinking is not None:
+        return dict.fromkeys(_SWITCHES, fields.enable_thinking)
+    return thinking_options(fields.thinking)

@@ -11,8 +11,8 @@ from deltaserve.server.api_errors import excerpt, invalid
 
 MAX_TOOLS = 512
 MAX_TOOLS_BYTES = 1 << 20
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
-NAME_RULE = "a function's name has 1 to 64 characters a-z, A-Z, 0-9, _ and -"
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
+NAME_RULE = "a function's name has 1 to 128 characters a-z, A-Z, 0-9, _ and -"
 NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}}
 
 

@@ -8,7 +8,7 @@ too, or leaves a part of it out in silence.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, dropwhile, pairwise
 from typing import Any
 
 import pytest
@@ -36,6 +36,7 @@ NOT_FOR_PLAIN_CHATS = frozenset(
 ASKED = {"role": "user", "content": "What is the weather in Rome?"}
 ON = {"role": "user", "content": "Tomorrow then?"}
 SUNNY = {"role": "assistant", "content": "Sunny there."}
+SYSTEMS = [{"role": "system", "content": "Briefly please."}, {"role": "developer", "content": "Politely also."}]
 
 
 def call(number: int = 1, city: str = "Rome") -> dict[str, Any]:
@@ -73,7 +74,10 @@ CONVERSATIONS: Mapping[str, Messages] = {
     "the system in parts": [{"role": "system", "content": parts("Briefly please.", "Politely also.")}, ASKED],
     "the assistant last": [ASKED, SUNNY],
     "two turns of the user": [ASKED, ON],
-    "a later word of the system": [ASKED, SUNNY, {"role": "system", "content": "Briefly please."}, ON],
+    "two words of the system": [*SYSTEMS, ASKED],
+    "a later word of the system": [ASKED, SUNNY, SYSTEMS[0], ON],
+    "a word of the system behind the user's": [SYSTEMS[1], ASKED, SYSTEMS[0]],
+    "words of the system behind a result": [ASKED, calling(content=""), told(), *SYSTEMS],
     "control tokens": [{"role": "user", "content": "Spell <s> and </s> and <|im_end|> and <|end|> and <|"}],
 }
 
@@ -117,7 +121,43 @@ _NEEDS_SHORT = ChatTemplate(
 _objects = _with_arguments(lambda arguments: json.loads(arguments) if isinstance(arguments, str) else arguments)
 _texts = _with_arguments(lambda arguments: json.dumps(arguments) if isinstance(arguments, dict) else arguments)
 
+
+def _system_joined(messages: Messages) -> list[dict[str, Any]]:
+    """Those in front in one."""
+    rest = list(dropwhile(_is_system, messages))
+    front = [dict(each) for each in messages[: len(messages) - len(rest)]]
+    if len(front) > 1:
+        front = [{**front[0], "content": "\n\n".join(each["content"] for each in front)}]
+    return [*front, *map(dict, rest)]
+
+
+def _system_taken_in(messages: Messages) -> list[dict[str, Any]]:
+    """Later ones by the turn before, the assistant's by that behind it."""
+    later = list(dropwhile(_is_system, messages))
+    taken = [dict(each) for each in messages[: len(messages) - len(later)]]
+    before = ""
+    for message in map(dict, later):
+        if _is_system(message) and taken[-1]["role"] == "assistant":
+            before += message["content"] + "\n\n"
+        elif _is_system(message):
+            taken[-1]["content"] += "\n\n" + message["content"]
+        else:
+            taken.append({**message, "content": before + message["content"]} if before else message)
+            before = ""
+    return taken
+
+
+def _is_system(message: Mapping[str, Any]) -> bool:
+    return message["role"] in ("system", "developer")
+
+
 SPELLINGS: Mapping[str, tuple[str, Callable[[Messages], list[dict[str, Any]]]]] = {
+    "the system joined": ("the template shows only the first, or refuses two", _system_joined),
+    "the system taken in": (
+        "the template refuses a later word of the system, leaves it out, or shows it before what was said before it: "
+        "a conversation that goes on would change the beginning of its prompt",
+        _system_taken_in,
+    ),
     "arguments as text": ("the template appends them to text: transformers fails on an object", _texts),
     "null as empty": (
         "the template fails on null beside calls, or prints None",
@@ -193,7 +233,16 @@ def is_whole(text: str | None, plain: str, messages: Messages) -> bool:
     """Whether a rendering shows all of a conversation as it should."""
     if text is None or text.count("None") > plain.count("None"):
         return False
-    return all(word in text for word in words(messages)) and not any(sign in text for sign in _SIGNS)
+    if not all(word in text for word in words(messages)) or any(sign in text for sign in _SIGNS):
+        return False
+    later = list(dropwhile(_is_system, messages))
+    pairs = [pair for pair in pairwise(later) if any(map(_is_system, pair))]
+    return all(_last_place(text, one) < _last_place(text, other) for one, other in pairs)
+
+
+def _last_place(text: str, message: Mapping[str, Any]) -> int:
+    """Where the words of a message stand, the last time."""
+    return max((text.rfind(word) for word in words([message])), default=-1)
 
 
 def difference(template: ChatTemplate, source: str, messages: Messages) -> str | None:

@@ -1,10 +1,14 @@
 """What templates want of a message: small ones made here, each after a kind of need that published ones have."""
 
-from collections.abc import Mapping, Sequence
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import pytest
 
 from deltaserve.core.errors import ConfigError
+from deltaserve.server.call_ids import tied
 from deltaserve.server.text.conversation import left_out, shaped
 from deltaserve.server.text.template import ChatTemplate
 from deltaserve.server.text.template_needs import ArgumentForm, TemplateError, TemplateNeeds
@@ -64,6 +68,35 @@ TEMPLATES = {
         "{% if m.role == 'developer' %}(from its developer){% endif %}{{ m.content or '' }}" + CALLS_AS_JSON
     ),
     "no calls": each("{{ m.content or '' }}"),
+    "the system first or not at all": each(
+        "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}{% endif %}"
+        "{{ m.content or '' }}" + CALLS_AS_JSON
+    ),
+    "one word of the system": (
+        "{% for m in messages %}{% if loop.first or m.role != 'system' %}"
+        + TURN
+        + "{{ m.content or '' }}"
+        + CALLS_AS_JSON
+        + "{% endif %}{% endfor %}[assistant]"
+    ),
+    "the system in front": (
+        "{% for m in messages if m.role == 'system' %}[system]{{ m.content }}{% endfor %}"
+        "{% for m in messages if m.role != 'system' %}"
+        + TURN
+        + "{{ m.content or '' }}"
+        + CALLS_AS_JSON
+        + "{% endfor %}[assistant]"
+    ),
+    "one word of a developer": (
+        "{% for m in messages %}{% if loop.first or m.role not in ('system', 'developer') %}"
+        "[{{ 'instructions' if m.role in ('system', 'developer') else m.role }}]{{ m.content or '' }}"
+        + CALLS_AS_JSON
+        + "{% endif %}{% endfor %}[assistant]"
+    ),
+    "no late system but behind a result": each(
+        "{% if m.role != 'system' or loop.first or loop.previtem.role != 'tool' %}{{ m.content or '' }}{% endif %}"
+        + CALLS_AS_JSON
+    ),
     "all in capitals": "{% filter upper %}"
     + each("<{{ m.thinking }}>{% for p in m.content or [] %}{{ p['text'] }}|{% endfor %}" + CALLS_AS_JSON)
     + "{% endfilter %}",
@@ -85,6 +118,11 @@ NEEDS: Mapping[str, Mapping[str, object]] = {
     "names": {"shows_name": True},
     "short ids": {"short_ids": True},
     "developer": {"knows_developer": True},
+    "the system first or not at all": {"several_systems": False, "late_systems": False},
+    "one word of the system": {"several_systems": False, "late_systems": False},
+    "the system in front": {"late_systems": False},
+    "one word of a developer": {"knows_developer": True, "several_systems": False, "late_systems": False},
+    "no late system but behind a result": {"late_systems": False},
     "all in capitals": {
         "text_roles": set(),
         "part_roles": {"system", "user", "assistant", "tool"},
@@ -131,6 +169,12 @@ CONVERSATIONS: Mapping[str, Messages] = {
     "thinking": [ASKED, {"role": "assistant", "thinking": "hm", "tool_calls": [call()]}, told()],
     "developer": [{"role": "developer", "content": "Be brief."}, ASKED],
     "parts": [{"role": "user", "content": [{"type": "text", "text": "We"}, {"type": "text", "text": "ather?"}]}],
+    "words of the system": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "developer", "content": "Be polite."},
+        ASKED,
+        {"role": "system", "content": "Be true."},
+    ],
 }
 
 
@@ -157,7 +201,11 @@ def test_a_conversation_comes_out_whole(name: str, conversation: str) -> None:
     assert ("reasoning" in lost) == (has_reasoning and template.needs.reasoning is None)
     assert not any(sign in text for sign in ("none", "'text'", '"text"', "{'", '\\"'))
     if conversation == "developer":
-        assert text.startswith("[developer](from its developer)" if name == "developer" else "[system]")
+        start = {"developer": "[developer](from its developer)", "one word of a developer": "[instructions]"}
+        assert text.startswith(start.get(name, "[system]"))
+    if conversation == "words of the system":
+        places = [text.find(word) for word in ("brief", "polite", "weather", "true")]
+        assert -1 not in places and places == sorted(places) and not lost
 
 
 def test_ids_that_the_template_takes_are_made_of_those_it_does_not() -> None:
@@ -176,11 +224,107 @@ def test_ids_that_the_template_takes_are_made_of_those_it_does_not() -> None:
     assert len(set(called)) == 3 and called[2] == "a1B2c3D4e" and all(len(call_id) == 9 for call_id in called)
 
 
+SYSTEM = {"role": "system", "content": "Be brief."}
+SUNNY = {"role": "assistant", "content": "Sunny"}
+FOLDED: Mapping[str, tuple[Messages, str]] = {
+    "behind the user's": ([ASKED, SYSTEM, SUNNY, ASKED], "[user]Weather?\n\nBe brief.[assistant]Sunny[user]Weather?"),
+    "behind the user's parts": (
+        [{"role": "user", "content": [{"type": "text", "text": "Hm?"}]}, SYSTEM],
+        "[user]Hm?\n\nBe brief.",
+    ),
+    "parts behind the user's": (
+        [ASKED, {"role": "system", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "so."}]}],
+        "[user]Weather?\n\nBe so.",
+    ),
+    "behind a result": (
+        [ASKED, {"role": "assistant", "tool_calls": [call()]}, told(), SYSTEM],
+        '[user]Weather?[assistant]look:{"city": "Rome"};[tool]20C\n\nBe brief.',
+    ),
+    "behind an empty result": (
+        [ASKED, {"role": "assistant", "tool_calls": [call()]}, told(""), SYSTEM],
+        '[user]Weather?[assistant]look:{"city": "Rome"};[tool]Be brief.',
+    ),
+    "before the next user's": (
+        [ASKED, SUNNY, SYSTEM, ASKED],
+        "[user]Weather?[assistant]Sunny[user]Be brief.\n\nWeather?",
+    ),
+    "behind the assistant's alone": ([ASKED, SUNNY, SYSTEM], "[user]Weather?[assistant]Sunny[user]Be brief."),
+    "between two of the assistant's": (
+        [ASKED, SUNNY, SYSTEM, SUNNY],
+        "[user]Weather?[assistant]Sunny[user]Be brief.[assistant]Sunny",
+    ),
+    "two": (
+        [SYSTEM, ASKED, SYSTEM, {"role": "developer", "content": "Be true."}],
+        "[system]Be brief.[user]Weather?\n\nBe brief.\n\nBe true.",
+    ),
+    "one without a text": ([ASKED, {"role": "system", "content": ""}], "[user]Weather?"),
+    "two in front": (
+        [SYSTEM, {"role": "developer", "content": "Be true."}, ASKED],
+        "[system]Be brief.\n\nBe true.[user]Weather?",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_words_of_the_system_are_taken_in_where_the_template_shows_only_the_first(name: str) -> None:
+    messages, wanted = FOLDED[name]
+    template = ChatTemplate(TEMPLATES["the system first or not at all"], (), {})
+    assert rendered(template, messages) == f"{wanted}[assistant]"
+
+
+def grown(draw: random.Random) -> Iterator[list[Mapping[str, object]]]:
+    """A conversation with words of the system anywhere, each time that the model is to answer."""
+    messages: list[Mapping[str, object]] = []
+    texts = iter(f"said{number}." for number in range(1000))
+
+    def say(role: str) -> None:
+        said: object = next(texts)
+        messages.append({"role": role, "content": [{"type": "text", "text": said}] if draw.random() < 0.3 else said})
+
+    def systems() -> None:
+        for _ in range(draw.choice((0, 0, 1, 2))):
+            say(draw.choice(("system", "developer")))
+
+    systems()
+    for turn in range(6):
+        say("user")
+        systems()
+        yield list(messages)
+        if draw.random() < 0.5:
+            messages.append({"role": "assistant", "content": None, "tool_calls": [call(call_id=f"call_{turn}")]})
+            systems()
+            messages.append(told(next(texts), f"call_{turn}"))
+            systems()
+            yield list(messages)
+        say("assistant")
+        systems()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - {"no calls", "short ids", "reasoning of the last turn"}))
+def test_a_prompt_is_the_beginning_of_the_next_turns(name: str, seed: int) -> None:
+    """What the system says later never changes what stands before: that is found again in a cache."""
+    template = ChatTemplate(TEMPLATES[name], (), {})
+    prompts = []
+    for messages in grown(random.Random(seed)):
+        text = rendered(template, tied(messages).messages)
+        lost = left_out(messages, template.needs, lambda shown: template.render(shown, {}).text)
+        assert not [part for part in lost if part.is_whole]
+        prompts.append(re.sub(r"\[assistant\]$", "", text, flags=re.IGNORECASE))
+    for before, after in pairwise(prompts):
+        assert after.startswith(before)
+
+
 LOSSES: Mapping[str, tuple[str, Messages, Sequence[tuple[int, str, bool]]]] = {
     "a later word of the system": (
         "{% for m in messages %}{% if loop.first or m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}",
         [ASKED, {"role": "assistant", "content": "Sunny"}, {"role": "system", "content": "Sunny"}, ASKED],
-        [(2, "content", True)],
+        [],
+    ),
+    "what the system says": (
+        "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
+        [*[{"role": "system", "content": "Sunny"}] * 2, ASKED, {"role": "system", "content": "Sunny"}, ASKED],
+        [(0, "content", True), (1, "content", True)],
     ),
     "the second call": (
         each("{{ m.content or '' }}{% for c in (m.tool_calls or [])[:1] %}{{ c | tojson }}{% endfor %}"),

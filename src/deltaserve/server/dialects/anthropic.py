@@ -12,6 +12,7 @@ from starlette.responses import Response
 from deltaserve.core.ids import Namespace
 from deltaserve.core.wire.messages import FinishReason
 from deltaserve.server.api_errors import (
+    CONTEXT_EXCEEDED,
     ApiError,
     ErrorShape,
     Json,
@@ -22,7 +23,8 @@ from deltaserve.server.api_errors import (
     unsupported,
 )
 from deltaserve.server.body_fields import Body, BodyPart, Items, parse
-from deltaserve.server.chat_request import ChatRequest, chat_job, chat_prompt, template_options
+from deltaserve.server.chat_messages import INVALID_JSON
+from deltaserve.server.chat_request import ChatRequest, TemplateKwargs, chat_job, chat_prompt, template_options
 from deltaserve.server.chat_turns import Turns, kind_of, named_job, place_of, read_part, told_by
 from deltaserve.server.dialect import AnswerFormat, Dialect
 from deltaserve.server.front import Front
@@ -34,7 +36,14 @@ from deltaserve.server.sampling_fields import SamplingFields
 from deltaserve.server.text.answer_pieces import AnswerPiece, Arguments, CallBegins, Content, Reasoning, arguments_of
 from deltaserve.server.text.sample_text import TextPiece
 from deltaserve.server.text.text_codec import TextCodec
-from deltaserve.server.thinking import Effort, ThinkingOptions, limit_of, thinking_options
+from deltaserve.server.thinking import (
+    Effort,
+    ThinkingFields,
+    ThinkingOptions,
+    asked_limit,
+    check_switches,
+    thinking_options,
+)
 from deltaserve.server.tool_use import CallMode, FunctionTool, ToolUse, tool_use
 from deltaserve.server.usage import Counted, cached_len, hint_answers
 
@@ -83,6 +92,12 @@ class CallChoice(BodyPart):
     disable_parallel_tool_use: bool | None = None
 
 
+class ContextManagement(BodyPart):
+    """What is to be taken out of the conversation before the model reads it."""
+
+    edits: Items[dict[str, object]] | None = None
+
+
 class ConversationBody(Body):
     """A conversation, as far as a model reads it."""
 
@@ -99,7 +114,8 @@ class ConversationBody(Body):
     """A hint, as it is in blocks: every prefix is found again without one, and kept for longer with it."""
     mcp_servers: Items[dict[str, object]] | None = None
     container: str | dict[str, object] | None = None
-    context_management: dict[str, object] | None = None
+    context_management: ContextManagement | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
 
 
 class CountBody(ConversationBody):
@@ -179,7 +195,9 @@ def _job(body: MessagesBody, asker: Asker) -> Job:
     turns = _turns(body, asker)
     name, retain_s = place_of(turns, _NAMES, _PARTS), _marked_s(body)
     with told_by(name):
-        request = replace(_request(body, turns), fields=_common(body, retain_s, asker), max_tokens=body.max_tokens)
+        request = replace(
+            _request(body, turns, asker), fields=_common(body, retain_s, asker), max_tokens=body.max_tokens
+        )
         return named_job(chat_job(request, asker, new_id("msg_")), name)
 
 
@@ -226,26 +244,46 @@ def _ttl_s(name: str, mark: Mapping[str, object]) -> int:
     return _TTL_S[ttl]
 
 
-def _request(body: ConversationBody, turns: Turns) -> ChatRequest:
+def _request(body: ConversationBody, turns: Turns, asker: Asker) -> ChatRequest:
     """The conversation without sampling. Raises ApiError 400."""
-    for name in ("mcp_servers", "container", "context_management"):
+    for name in ("mcp_servers", "container"):
         if getattr(body, name):
-            raise unsupported(name, f"{name} is not supported: nothing is run or compacted here")
+            raise unsupported(name, f"{name} is not supported: nothing is run here")
+    if body.context_management is not None:
+        _check_edits(body.context_management, asker)
     if body.output_format is not None:
         raise unsupported("output_format", "output_format is not supported: send output_config.format")
+    given, asked = body.chat_template_kwargs or {}, ThinkingFields(thinking=body.thinking)
+    check_switches(asked, given)
+    effort = None if body.output_config is None else body.output_config.effort
+    switches = thinking_options(body.thinking or ThinkingOptions(type="disabled"))
     return ChatRequest(
         fields=Common(),
         messages=turns.read(),
         max_tokens=None,
-        template_options=template_options(
-            None if body.output_config is None else body.output_config.effort,
-            thinking_options(body.thinking or ThinkingOptions(type="disabled")),
-            "thinking",
-        ),
-        most_reasoning=limit_of({"thinking.budget_tokens": body.thinking.budget_tokens if body.thinking else None}),
+        template_options=template_options(effort, {**switches, **given}, "chat_template_kwargs"),
+        most_reasoning=asked_limit(asked, given),
         tools=_tools(body),
         is_open=turns.messages[-1]["role"] == "assistant",
     )
+
+
+_CLEAR_THINKING = "clear_thinking_20251015"
+"""Edit that takes out earlier thinking: which of it a model reads again is its template's choice."""
+_ALL = ("all", {"type": "all"})
+"""Ways to say that all thinking is kept."""
+
+
+def _check_edits(asked: ContextManagement, asker: Asker) -> None:
+    """Raises ApiError 400 for an edit that is not made here."""
+    other = next(iter(asked.model_extra or ()), None)
+    if other is not None:
+        raise unsupported("context_management", f"context_management has {excerpt(other)}: only edits is supported")
+    for index, edit in enumerate(asked.edits or ()):
+        kind_of(edit, (_CLEAR_THINKING,), f"context_management.edits[{index}]")
+        if edit.get("keep") not in _ALL:
+            reason = "which thinking of earlier turns is read again is the choice of the model's chat template"
+            asker.unknown_fields.leave_out("context_management.edits[].keep", reason)
 
 
 # ---------------------------------------------------------------- messages
@@ -253,8 +291,9 @@ def _request(body: ConversationBody, turns: Turns) -> ChatRequest:
 
 def _turns(body: ConversationBody, asker: Asker) -> Turns:
     turns = Turns()
-    if body.system:
-        turns.add("system", role="system", content=_texts(body.system, "system"))
+    system = _system(body.system or "", asker)
+    if system:
+        turns.add("system", role="system", content=system)
     if not body.messages:
         raise invalid("messages", "messages is empty")
     for index, given in enumerate(body.messages):
@@ -275,7 +314,27 @@ def _turns(body: ConversationBody, asker: Asker) -> Turns:
     return turns
 
 
-def _texts(content: str | Sequence[Mapping[str, object]], place: str) -> object:
+_BILLING_HEADER = "x-anthropic-billing-header:"
+"""Beginning of a line that Claude Code puts in front of its system prompt. It says who is to pay, and differs with
+every request: as part of a prompt it would keep all that follows from being found in a cache."""
+
+
+def _system(system: str | Sequence[Mapping[str, object]], asker: Asker) -> object:
+    """The system prompt without what is not for the model."""
+    texts = _texts(system, "system")
+    told = [texts] if isinstance(texts, str) else [part["text"] for part in texts]
+    kept = [_without_billing_header(text) for text in told]
+    if kept == told:
+        return texts
+    asker.unknown_fields.leave_out("system.x-anthropic-billing-header", "nobody is billed here")
+    return kept[0] if isinstance(texts, str) else [{"type": "text", "text": text} for text in kept if text]
+
+
+def _without_billing_header(text: str) -> str:
+    return text.partition("\n")[2].lstrip("\n") if text.startswith(_BILLING_HEADER) else text
+
+
+def _texts(content: str | Sequence[Mapping[str, object]], place: str) -> str | list[dict[str, str]]:
     """A text, or text blocks, as chat completions have them."""
     if isinstance(content, str):
         return content
@@ -298,7 +357,11 @@ class _TurnBlocks:
         self._thoughts: list[str] = []
         self._calls: list[tuple[ToolUseBlock, str]] = []
         said = {"text": self._text}
-        answered = {"thinking": self._thinking, "tool_use": self._tool_use}
+        answered = {
+            "thinking": self._thinking,
+            "redacted_thinking": self._redacted_thinking,
+            "tool_use": self._tool_use,
+        }
         self.kinds = said | (answered if role == "assistant" else {"tool_result": self._tool_result})
 
     def _text(self, block: Mapping[str, object], place: str) -> None:
@@ -306,6 +369,10 @@ class _TurnBlocks:
 
     def _thinking(self, block: Mapping[str, object], place: str) -> None:
         self._thoughts.append(read_part(ThinkingBlock, block, place).thinking)
+
+    def _redacted_thinking(self, block: Mapping[str, object], place: str) -> None:
+        reason = "it is encrypted, and only Anthropic can read it"
+        self._asker.unknown_fields.leave_out("messages[].content[] of type redacted_thinking", reason)
 
     def _tool_use(self, block: Mapping[str, object], place: str) -> None:
         self._calls.append((read_part(ToolUseBlock, block, place), place))
@@ -373,7 +440,7 @@ class MessagesFormat(AnswerFormat):
     def whole(self, pieces: Mapping[int, TextPiece], counted: Counted) -> Json:
         """The message, complete."""
         piece = pieces[0]
-        return self._message(list(_blocks(piece)), counted) | _ending(piece)
+        return self._message(list(_blocks(piece, self._job.id)), counted) | _ending(piece)
 
     def events(self, piece: TextPiece, counted: Counted, *, is_first: bool) -> bytes:
         """What begins, goes on and ends with `piece`."""
@@ -412,6 +479,9 @@ class MessagesFormat(AnswerFormat):
         return type(part) is type(self._open) and not isinstance(part, CallBegins)
 
     def _end_block(self) -> Iterator[Json]:
+        if isinstance(self._open, Reasoning):
+            signature: Json = {"type": "signature_delta", "signature": self._job.id}
+            yield {"type": "content_block_delta", "index": self._num_blocks, "delta": signature}
         if self._open is not None:
             self._open = None
             yield {"type": "content_block_stop", "index": self._num_blocks}
@@ -451,13 +521,15 @@ def _ending(piece: TextPiece) -> Json:
     return {"stop_reason": "tool_use" if piece.num_calls else "end_turn", "stop_sequence": None}
 
 
-def _blocks(piece: TextPiece) -> Iterator[Json]:
-    """The blocks of a whole answer."""
+def _blocks(piece: TextPiece, signature: str) -> Iterator[Json]:
+    """The blocks of a whole answer. `signature`: of its thinking, any text: nobody looks at it but libraries, which
+    drop thinking without one."""
     for part in piece.parts:
         if isinstance(part, CallBegins):
             yield _block(part, arguments_of(part, piece.parts))
         elif not isinstance(part, Arguments):
-            yield _block(part, part.text)
+            signed = {"signature": signature} if isinstance(part, Reasoning) else {}
+            yield _block(part, part.text) | signed
 
 
 def _block(part: AnswerPiece, text: str) -> Json:
@@ -469,11 +541,12 @@ def _block(part: AnswerPiece, text: str) -> Json:
 
 
 def _object(text: str) -> object:
-    """Arguments as JSON; those of a call that was cut, not written well or too deep to be read, as they are."""
+    """Arguments as an object; those of a call that was cut, not written well or too deep to be read, as they are."""
     try:
-        return msgspec.json.decode(text) if text else {}
+        read = msgspec.json.decode(text) if text else {}
     except (ValueError, RecursionError):
-        return {"INVALID_JSON": text}
+        read = None
+    return read if isinstance(read, dict) else {INVALID_JSON: text}
 
 
 def _delta(part: Content | Reasoning | Arguments) -> Json:
@@ -504,9 +577,13 @@ def _error_body(error: ApiError) -> Json:
     param, told = error.param, error.message
     if param is not None and not told.startswith((f"{param} ", f"{param}:")):
         told = f"{param}: {told}"
+    if error.code == CONTEXT_EXCEEDED:  # Claude Code compacts a conversation only where the text begins so
+        told = f"prompt is too long: {told}"
     return {"type": "error", "error": {"type": kind, "message": told[:500]}}
 
 
+_ID_HEADERS = (b"x-request-id", b"request-id")
+"""Ours, and Anthropic's, which its libraries tell of an error."""
 _TEXT: Json = {"type": "string"}
 ERRORS = ErrorShape(
     "AnthropicError",
@@ -529,7 +606,7 @@ def _num_tokens(body: CountBody, front: Front) -> int:
     check_model(body.model, asker.settings)
     turns = _turns(body, asker)
     with told_by(place_of(turns, _NAMES, _PARTS)):
-        return len(chat_prompt(_request(body, turns), asker).tokens)
+        return len(chat_prompt(_request(body, turns, asker), asker).tokens)
 
 
 DIALECT = Dialect(
@@ -538,7 +615,18 @@ DIALECT = Dialect(
     MessagesBody,
     _job,
     MessagesFormat,
-    ("messages", "system", "tools"),
+    ("messages", "system", "tools", "chat_template_kwargs"),
     ERRORS,
-    (HttpRoute("POST", "/v1/messages/count_tokens", _count, "Tokens of a conversation", CountBody, errors=ERRORS),),
+    (
+        HttpRoute(
+            "POST",
+            "/v1/messages/count_tokens",
+            _count,
+            "Tokens of a conversation",
+            CountBody,
+            errors=ERRORS,
+            id_headers=_ID_HEADERS,
+        ),
+    ),
+    id_headers=_ID_HEADERS,
 )

@@ -7,9 +7,16 @@ from pydantic import ConfigDict, Field
 
 from deltaserve.core.wire.messages import FinishReason
 from deltaserve.server.api_errors import Json, invalid, missing
-from deltaserve.server.body_fields import Items, at_most
-from deltaserve.server.chat_messages import ChatMessage, MessagePart, count_others
-from deltaserve.server.chat_request import MAX_OPTIONS, ChatRequest, chat_job, template_options
+from deltaserve.server.body_fields import Items
+from deltaserve.server.chat_messages import ChatMessage, MessagePart
+from deltaserve.server.chat_request import (
+    ChatRequest,
+    TemplateFields,
+    chat_job,
+    prompt_end_options,
+    template_options,
+)
+from deltaserve.server.chat_tools import ToolDefinition, function_tools
 from deltaserve.server.dialect import Dialect
 from deltaserve.server.jobs import Asker, Common, Job, Sample, check_model, new_id
 from deltaserve.server.openai_format import OpenAiFormat
@@ -18,25 +25,9 @@ from deltaserve.server.sampling_fields import MAX_LOGPROBS
 from deltaserve.server.text.answer_pieces import Arguments, CallBegins, arguments_of
 from deltaserve.server.text.answers.answer_reader import ShowReasoning
 from deltaserve.server.text.sample_text import TextPiece
-from deltaserve.server.thinking import ThinkingFields, asked_effort, asked_limit, check_switches, thinking_options
-from deltaserve.server.tool_use import CallMode, FunctionTool, ToolUse, tool_use
+from deltaserve.server.thinking import ThinkingFields, asked_effort, asked_limit, check_switches, thinking_switches
+from deltaserve.server.tool_use import CallMode, ToolUse, tool_use
 from deltaserve.server.usage import logprob_entries
-
-
-class FunctionDefinition(MessagePart):
-    """A function that may be called."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, object] | None = None
-    strict: bool | None = None
-
-
-class ToolDefinition(MessagePart):
-    """A tool; there are functions alone."""
-
-    type: Literal["function"]
-    function: FunctionDefinition
 
 
 class FunctionName(MessagePart):
@@ -67,7 +58,7 @@ class ToolChoice(MessagePart):
     allowed_tools: AllowedTools | None = None
 
 
-class ChatBody(Common, ThinkingFields):
+class ChatBody(Common, ThinkingFields, TemplateFields):
     """OpenAI's fields plus extensions."""
 
     model_config = ConfigDict(
@@ -87,13 +78,8 @@ class ChatBody(Common, ThinkingFields):
     """SGLang's: false shows reasoning when it is complete, in one piece."""
     include_reasoning: bool | None = None
     """vLLM's: false leaves reasoning out."""
-    continue_final_message: bool | None = None
-    """vLLM's: the answer goes on with the last message, which is the assistant's."""
-    add_generation_prompt: bool | None = None
-    """vLLM's: false leaves out what the template writes where an answer begins."""
     truncate_prompt_tokens: KeptTokens = None
     truncation_side: TruncationSide = None
-    chat_template_kwargs: Annotated[dict[str, str | bool | int | float | None], at_most(MAX_OPTIONS)] | None = None
 
 
 def _job(body: ChatBody, asker: Asker) -> Job:
@@ -104,27 +90,22 @@ def _job(body: ChatBody, asker: Asker) -> Job:
     is_old = body.max_completion_tokens is None
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs is only allowed with logprobs")
-    is_open = bool(body.continue_final_message)
-    if is_open and body.add_generation_prompt:
-        raise invalid("add_generation_prompt", "continue_final_message goes on with a message: no other one begins")
     given = body.chat_template_kwargs or {}
     check_switches(body, given)
+    end = prompt_end_options(body)
     options = template_options(asked_effort(body), given, "chat_template_kwargs")
-    options = {**thinking_options(body.thinking), **options}
-    if body.add_generation_prompt is False:
-        options = {**options, "add_generation_prompt": False}
     request = ChatRequest(
         fields=body,
         messages=body.messages,
         max_tokens=body.max_tokens if is_old else body.max_completion_tokens,
         max_tokens_param="max_tokens" if is_old else "max_completion_tokens",
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        template_options=options,
+        template_options={**thinking_switches(body), **options, **end},
         tools=_tools(body, asker),
         most_reasoning=asked_limit(body, given),
         tells_reasoning=body.separate_reasoning is not False,
         shown=_shown(body),
-        is_open=is_open,
+        is_open=bool(body.continue_final_message),
         kept=body.truncate_prompt_tokens,
     )
     return chat_job(request, asker, new_id("chatcmpl-"))
@@ -137,12 +118,7 @@ def _shown(body: ChatBody) -> ShowReasoning:
 
 
 def _tools(body: ChatBody, asker: Asker) -> ToolUse:
-    tools = []
-    for each in body.tools or ():
-        count_others(each, "tools[]", asker.unknown_fields)
-        count_others(each.function, "tools[].function", asker.unknown_fields)
-        function = each.function
-        tools.append(FunctionTool(function.name, function.description, function.parameters, bool(function.strict)))
+    tools = function_tools(body.tools or (), asker.unknown_fields)
     mode, only = _choice(body.tool_choice or None)
     return tool_use(tools, mode, only, is_parallel=body.parallel_tool_calls is not False)
 

@@ -7,11 +7,11 @@ from pydantic import ConfigDict, Field
 
 from deltaserve.core.wire.messages import FinishReason
 from deltaserve.server.api_errors import ApiError, Json, invalid, unsupported
-from deltaserve.server.body_fields import BodyPart, Items, at_most, parse
-from deltaserve.server.chat_request import MAX_OPTIONS, ChatRequest, chat_job, template_options
+from deltaserve.server.body_fields import BodyPart, Items, UnknownFields, parse
+from deltaserve.server.chat_request import ChatRequest, TemplateKwargs, chat_job, template_options
 from deltaserve.server.chat_turns import Turns, kind_of, named_job, place_of, read_part, told_by
 from deltaserve.server.dialect import AnswerFormat, Dialect
-from deltaserve.server.field_errors import listed, shown
+from deltaserve.server.field_errors import listed, only, shown
 from deltaserve.server.jobs import Asker, Common, Job, KvHintFields, check_model, new_id
 from deltaserve.server.replies import event
 from deltaserve.server.sampling_fields import MAX_LOGPROBS, SamplingFields
@@ -104,7 +104,7 @@ class ResponsesBody(SamplingFields):
     kv_hints: KvHintFields | None = None
     priority: int | None = None
     no_cache: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, str | bool | int | float | None], at_most(MAX_OPTIONS)] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
 
 
 class MessageItem(BodyPart):
@@ -143,6 +143,10 @@ class ReasoningItem(BodyPart):
     encrypted_content: str | None = None
 
 
+_REFERENCE = (
+    "no response is kept here, send the item itself (with the Vercel AI SDK: providerOptions.openai.store = false, or "
+    "provider.chat(model))"
+)
 _STATE = "no response is kept here: send the whole conversation as input"
 _REFUSED: Mapping[str, str] = {
     "background": "a response is made while its client waits",
@@ -173,7 +177,7 @@ def _job(body: ResponsesBody, asker: Asker) -> Job:
                 body.chat_template_kwargs or {},
                 "chat_template_kwargs",
             ),
-            tools=_tools(body),
+            tools=_tools(body, turns, asker.unknown_fields),
             most_reasoning=limit_of({"reasoning.max_tokens": body.reasoning.max_tokens if body.reasoning else None}),
         )
         return named_job(chat_job(request, asker, new_id("resp_")), name)
@@ -221,6 +225,8 @@ def _turns(body: ResponsesBody) -> Turns:
         raise invalid("input", "input is empty")
     for index, item in enumerate(body.input):
         kinded = {**item, "type": "message"} if item.get("type") is None and "role" in item else item
+        if item.get("type") == "item_reference":
+            raise unsupported(f"input[{index}].type", f'input[{index}].type is "item_reference": {_REFERENCE}')
         _ITEMS[kind_of(kinded, _ITEMS, f"input[{index}]")](turns, item, f"input[{index}]")
     return turns
 
@@ -304,18 +310,49 @@ class AllowedFunctions(BodyPart):
     tools: Items[AllowedFunction]
 
 
-def _tools(body: ResponsesBody) -> ToolUse:
-    tools: list[FunctionTool] = []
-    for index, given in enumerate(body.tools or ()):
-        kind_of(given, _TOOLS, f"tools[{index}]")
-        read = read_part(FunctionToolEntry, given, f"tools[{index}]")
-        tools.append(FunctionTool(read.name, read.description, read.parameters, bool(read.strict)))
+_TOOLS = ("function",)
+"""Kinds of tools; those that OpenAI's servers call themselves are none of them."""
+_HOSTED = "nothing is run here, offer a function in its place"
+
+
+def _tools(body: ResponsesBody, turns: Turns, unknown: UnknownFields) -> ToolUse:
     mode, only = _choice(body.tool_choice)
+    tools: list[FunctionTool] = []
+    for index in _functions(body.tools or (), mode, only, unknown):
+        place = f"tools[{index}]"
+        read = read_part(FunctionToolEntry, (body.tools or ())[index], place)
+        tools.append(FunctionTool(read.name, read.description, read.parameters, bool(read.strict)))
+        turns.tool_places.append(place)
     return tool_use(tools, mode, only, is_parallel=body.parallel_tool_calls is not False)
 
 
-_TOOLS = ("function",)
-"""Kinds of tools; those that OpenAI's servers call themselves are none of them."""
+def _functions(
+    tools: Sequence[Mapping[str, object]], mode: CallMode | None, only: Sequence[str] | None, unknown: UnknownFields
+) -> list[int]:
+    """Indices of the tools that are functions. The others are left out where the model need not call them: agents offer
+    them with every turn. Raises ApiError 400 where it must call one of all, and where they are all that is offered."""
+    functions: list[int] = []
+    hosted: list[int] = []
+    for index, tool in enumerate(tools):
+        kind = tool.get("type")
+        (hosted if isinstance(kind, str) and kind not in _TOOLS else functions).append(index)
+    is_needed = mode is CallMode.REQUIRED and only is None
+    if hosted and (is_needed or not (functions or mode is CallMode.NONE)):
+        _kind_to_call(tools[hosted[0]], _TOOLS, f"tools[{hosted[0]}]")
+    for index in hosted:
+        unknown.leave_out(f"tools[] of type {tools[index]['type']}", "nothing is run here, only functions are offered")
+    for index in functions:
+        kind_of(tools[index], _TOOLS, f"tools[{index}]")
+    return functions
+
+
+def _kind_to_call(value: Mapping[str, object], kinds: Sequence[str], place: str) -> str:
+    """The `type` of a tool or of a choice of one. Raises ApiError 400, with the way out for one that is hosted."""
+    kind = value.get("type")
+    if isinstance(kind, str) and kind not in kinds:
+        supported = only([f'"{each}"' for each in kinds])
+        raise unsupported(f"{place}.type", f"{place}.type is {shown(kind)}, {supported} supported: {_HOSTED}")
+    return kind_of(value, kinds, place)
 
 
 def _choice(choice: str | Mapping[str, object] | None) -> tuple[CallMode | None, Sequence[str] | None]:
@@ -326,7 +363,7 @@ def _choice(choice: str | Mapping[str, object] | None) -> tuple[CallMode | None,
             quoted = [f'"{mode}"' for mode in modes]
             raise invalid("tool_choice", f"tool_choice is {shown(choice)}, expected {listed(quoted, 'or')}")
         return (CallMode(choice) if choice else None), None
-    if kind_of(choice, ("function", "allowed_tools"), "tool_choice") == "function":
+    if _kind_to_call(choice, ("function", "allowed_tools"), "tool_choice") == "function":
         return CallMode.REQUIRED, [read_part(AllowedFunction, choice, "tool_choice").name]
     allowed = read_part(AllowedFunctions, choice, "tool_choice")
     return CallMode(allowed.mode), [tool.name for tool in allowed.tools]

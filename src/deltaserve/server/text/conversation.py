@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from deltaserve.server.text.system_turns import is_system, with_systems_shown
 from deltaserve.server.text.template_needs import REASONING_NAMES, ArgumentForm, Message, TemplateError, TemplateNeeds
 
 _SHORT_ID_LEN = 9
@@ -20,8 +21,8 @@ Shown = Callable[[Sequence[Message]], str]
 
 def shaped(messages: Sequence[Message], needs: TemplateNeeds) -> list[Message]:
     """Messages in OpenAI's words as the template wants them: content is None, text or text parts, arguments are an
-    object or its JSON, reasoning has any of its names."""
-    return [_shaped(message, needs) for message in messages]
+    object or its JSON, reasoning has any of its names. There may be fewer of them: see `with_systems_shown`."""
+    return [_shaped(message, needs) for message in with_systems_shown(messages, needs)]
 
 
 def _shaped(message: Message, needs: TemplateNeeds) -> Message:
@@ -118,14 +119,14 @@ def left_out(messages: Sequence[Message], needs: TemplateNeeds, render: Shown) -
         named = (i for i, message in enumerate(messages) if message.get("name") and message["role"] != "tool")
         found = [LeftOut(index, "name", is_whole=False) for index in named]
     if not _is_plain(messages, needs):
-        found += _lost_words(shaped(messages, needs), needs, render)
+        found += _lost_words(messages, needs, render)
     return found
 
 
 def _is_plain(messages: Sequence[Message], needs: TemplateNeeds) -> bool:
     """Turns that every template shows: a first word of the system, then user and assistant in turn, all with text, the
     last of them the user's: some templates drop what an assistant has begun."""
-    turns = messages[1:] if messages and messages[0]["role"] in ("system", "developer") else messages
+    turns = messages[1:] if messages and is_system(messages[0]) else messages
     roles = [message["role"] for message in turns]
     in_turn = all(role == ("assistant" if index % 2 else "user") for index, role in enumerate(roles))
     unsure = ("tool_calls",) if needs.reasoning else ("tool_calls", *REASONING_NAMES)
@@ -136,9 +137,10 @@ def _lost_words(messages: Sequence[Message], needs: TemplateNeeds, render: Shown
     words: dict[str, LeftOut] = {}
     copies = [_copy(index, message, needs, words) for index, message in enumerate(messages)]
     try:
-        shown = {*_MADE_UP.findall(render(copies).casefold())}  # a template may write all in capitals
+        text = render(shaped(copies, needs))
     except TemplateError:  # it looks into the texts; those that came, it has taken
         return []
+    shown = {*_MADE_UP.findall(text.casefold())}  # a template may write all in capitals
     return [lost for word, lost in words.items() if word not in shown]
 
 
@@ -156,7 +158,7 @@ def _copy(index: int, message: Message, needs: TemplateNeeds, words: dict[str, L
         return made
 
     copy = dict(message)
-    content, calls = message["content"], _list_of(message.get("tool_calls"))
+    content, calls = message.get("content"), _list_of(message.get("tool_calls"))
     if isinstance(content, str) and content.strip():
         copy["content"] = word("content", is_whole=not calls)
     elif isinstance(content, list) and content:

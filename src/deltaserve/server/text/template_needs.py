@@ -23,6 +23,10 @@ REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 """Names under which templates read an earlier turn's reasoning, the most common first."""
 
 
+SYSTEM_ROLES = ("system", "developer")
+"""Roles of what neither the user nor the model says; the second is OpenAI's newer name of the first."""
+
+
 class TemplateError(DeltaserveError):
     """The template refuses these messages, or fails on them. The message is fit for the client."""
 
@@ -58,6 +62,10 @@ class TemplateNeeds:
     """Whether it treats the role `developer` otherwise than a role that it has never heard of."""
     shows_tools: bool = False
     """Whether it tells the model of the tools of a request."""
+    several_systems: bool = True
+    """Whether it shows two system messages that stand in front. Otherwise they are joined to one."""
+    late_systems: bool = True
+    """Whether it shows a later system message where it stands. Otherwise the turn before it takes its text."""
 
 
 _WORD, _SECOND, _KEY, _VALUE, _CALLED = "qavuzo", "remiko", "tosabe", "lupimo", "gerafu"
@@ -77,6 +85,8 @@ def find_needs(render: Render) -> TemplateNeeds:
     calls = _find_calls(_Probe(render, _part_only(forms)))
     forms["tool"] = _find_forms(_Probe(render, _part_only(forms) - {"tool"}), "tool", calls.history()[:-1])
     probe = _Probe(render, _part_only(forms))
+    knows_developer = _knows_developer(probe)
+    system_roles = SYSTEM_ROLES if knows_developer else SYSTEM_ROLES[:1]
     return TemplateNeeds(
         arguments=calls.arguments,
         takes_null=calls.takes_null,
@@ -86,8 +96,10 @@ def find_needs(render: Render) -> TemplateNeeds:
         reasoning=_find_reasoning(probe, calls),
         shows_name=probe.shows([{**_ASKED, "name": _WORD}], _WORD),
         short_ids=calls.short_ids,
-        knows_developer=_knows_developer(probe),
+        knows_developer=knows_developer,
         shows_tools=probe.shows([_ASKED], _CALLED, _KEY, tools=[_TOOL]),
+        several_systems=all(_shows_several(probe, role) for role in system_roles),
+        late_systems=all(_shows_late(probe, calls, role) for role in system_roles),
     )
 
 
@@ -123,6 +135,12 @@ _LIST_SIGNS = ("'text':", '"text":', 'text\\"')
 """How Python and JSON spell a part of a list."""
 
 
+def _in_order(text: str, *words: str) -> bool:
+    """Whether the text has these words, and the first of each in this order, in whichever case."""
+    places = [text.casefold().find(word) for word in words]
+    return -1 not in places and places == sorted(places)
+
+
 def _has(text: str, *words: str) -> bool:
     """Whether the text has these words, in whichever case: a template may write a text in capitals."""
     text = text.casefold()
@@ -147,6 +165,10 @@ class _Probe:
     def shows(self, messages: Sequence[Message], *words: str, **options: object) -> bool:
         text = self.text(messages, **options)
         return text is not None and _has(text, *words)
+
+    def shows_in_order(self, messages: Sequence[Message], *words: str) -> bool:
+        text = self.text(messages)
+        return text is not None and _in_order(text, *words)
 
     def shows_parts(self, messages: Sequence[Message]) -> bool:
         """Whether two parts are shown as their texts, not as Python or JSON would spell a list."""
@@ -221,3 +243,27 @@ def _knows_developer(probe: _Probe) -> bool:
     if known is None or not _has(known, _WORD):
         return False
     return unheard is None or known.casefold() != unheard.casefold().replace(_SECOND, "developer")
+
+
+def _shows_several(probe: _Probe, role: str) -> bool:
+    first, second = {"role": "system", "content": _WORD}, {"role": role, "content": _SECOND}
+    return probe.shows_in_order([first, second, _ASKED], _WORD, _SECOND)
+
+
+def _shows_late(probe: _Probe, calls: _Calls, role: str) -> bool:
+    """Whether it stands behind what was said before it, also behind a tool's result, and before what is said next.
+
+    Some templates collect all of them in front. Then a conversation that goes on changes the beginning of its prompt,
+    and nothing of it is found in a cache.
+    """
+    asked, late, on = ({"role": r, "content": c} for r, c in (("user", _WORD), (role, _SECOND), ("user", _VALUE)))
+    places = (
+        probe.shows_in_order([{"role": "system", "content": _KEY}, asked, late], _WORD, _SECOND),
+        probe.shows_in_order([asked, late, _ANSWERED, on], _WORD, _SECOND, _VALUE),
+        probe.shows_in_order([asked, _ANSWERED, late, on], _WORD, _SECOND, _VALUE),
+    )
+    if not all(places):
+        return False
+    history = calls.history()
+    has_calls = probe.shows(history, _CALLED, _SECOND)
+    return not has_calls or probe.shows_in_order([*history, {**late, "content": _WORD}], _CALLED, _SECOND, _WORD)
