@@ -106,6 +106,8 @@ def test_two_children_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_how_a_process_ended_reads_well() -> None:
     assert str(Ended("decode-0", -15)) == "decode-0: ended with signal SIGTERM"
     assert str(Ended("decode-0", -9)).startswith("decode-0: ended with signal SIGKILL (somebody's kill -9, or the ker")
+    killed = str(Ended("decode-0", -9, killed_because="its grace was over"))
+    assert killed == "decode-0: ended with signal SIGKILL (the supervisor's: its grace was over)"
     assert str(Ended("decode-0", 1, ("a", "b"))) == "decode-0: ended with exit code 1\n    a\n    b"
 
 
