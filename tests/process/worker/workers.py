@@ -20,6 +20,8 @@ from tests.patience import PATIENCE_S
 from tests.process.worker.server import PROGRAMS, environment
 
 SECRET = b"0123456789abcdef" * 3
+NO_FILES = "no more files may be open: raise what a process may have (ulimit -n) ([Errno 24] Too many open files)"
+"""What a worker says that has no descriptor left."""
 ECHO = (sys.executable, str(PROGRAMS / "echo_worker.py"))
 
 
