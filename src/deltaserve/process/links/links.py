@@ -96,24 +96,28 @@ class Links:
         known = self._dialled.get(name)
         if known is not None and known.url == address.url:
             return
-        host = host_name(address.url)
+        if self._connect(name, address.url) is not None and known is not None:
+            self._refused.pop(name, None)
+
+    def _connect(self, name: PeerName, url: str) -> Dialer | None:
+        """A new connection in place of the one that there is. None: none could be made, and that one stays."""
+        host = host_name(url)
         context = self._context if host is None else self._name_contexts.take()
         try:
-            dialer = Dialer(context, address.url, self._limits, self._security)
+            dialer = Dialer(context, url, self._limits, self._security)
         except ConfigError as error:
             if host is not None:
                 self._name_contexts.give_back(context)
             self.stats.refused_dials += 1
             self._log.warn(f"peer {name}: {error}")
-            return
+            return None
         self._close_dialled(name)
-        if known is not None:
-            self._refused.pop(name, None)
         self._dialled[name] = dialer
         self._dialled_at[name] = self._clock()
         self._names[dialer.socket] = name
         if host is not None:
             self._lookups[name] = look_up(host)
+        return dialer
 
     def hang_up(self, peer: PeerName) -> None:
         """Forget how to reach `peer`. Frames already accepted still leave within half a second."""
@@ -276,12 +280,13 @@ class Links:
         """Give a connection up that leads nowhere, and its frames with it; not more often than every `redial_s`."""
         if self._clock() - self._dialled_at[peer] < self._limits.redial_s:
             return SendOutcome.STUCK
+        self._dialled_at[peer] = self._clock()
+        dialer = self._connect(peer, url)
+        if dialer is None:  # for want of descriptors, say: the next frames try again
+            return SendOutcome.STUCK
         self.stats.redialled += 1
         self._log.warn(f"the link to {peer} leads nowhere: dialled again")
-        self._close_dialled(peer)
-        self.dial(PeerAddress(name=peer, url=url))
-        dialer = self._dialled.get(peer)
-        return SendOutcome.NO_LINK if dialer is None else dialer.send(frame)
+        return dialer.send(frame)
 
     def _note_source(self, key: LinkKey, name: PeerName) -> None:
         """Remember where a name was seen. A dialled link carries the frames of the dialled peer only."""
