@@ -14,6 +14,8 @@ _ROOT = 0
 _MOUNTED = Path("/run/secrets")
 MIN_KEY_BYTES = 32
 """Fewest bytes of any secret: shorter ones can be guessed."""
+MAX_KEY_FILE_BYTES = 1 << 20
+"""Of a file of API keys, which server and clients read."""
 
 
 def read_private(path: Path, where: str, max_bytes: int) -> bytes:
