@@ -19,6 +19,7 @@ from deltaserve.core.wire.messages import Envelope, PeerAddress
 from deltaserve.process.links.ends import Change, Context, Dialer, Listener, SendOutcome, Socket, receive_parts
 from deltaserve.process.links.limits import LinkLimits, LinkStats
 from deltaserve.process.links.name_contexts import NameContexts, host_name, look_up
+from deltaserve.process.links.rare_log import RareLog
 from deltaserve.process.links.security import LinkSecurity
 from deltaserve.process.links.strikes import LinkKey, Strikes
 
@@ -61,7 +62,7 @@ class Links:
         self._routes: OrderedDict[PeerName, tuple[bytes, ...]] = OrderedDict()  # the connection heard last comes first
         """Name |-> the listener's connection it was last seen on."""
         self._strikes = Strikes(limits, clock)
-        self._log = _RareLog(clock, _LOG_EVERY_S)
+        self._log = RareLog(logging.getLogger(__name__), clock, _LOG_EVERY_S)
         self._refused: Counter[PeerName] = Counter()
         """Handshakes in a row that ended before a dialled peer was there, over redials too."""
         self._refused_at: dict[PeerName, float] = {}
@@ -313,22 +314,3 @@ def _read(payload: list[bytes]) -> Envelope:
     if len(payload) != 1:
         raise ProtocolError(f"{len(payload)} parts in a message of one")
     return decode(payload[0])
-
-
-class _RareLog:
-    """Writes at most one warning in a while, and says how many it kept back."""
-
-    def __init__(self, clock: Callable[[], float], every_s: float) -> None:
-        self._clock = clock
-        self._every_s = every_s
-        self._logger = logging.getLogger(__name__)
-        self._next_at: float | None = None
-        self._num_kept = 0
-
-    def warn(self, text: str) -> None:
-        now = self._clock()
-        if self._next_at is not None and now < self._next_at:
-            self._num_kept += 1
-            return
-        self._logger.warning("%s%s", text, f" ({self._num_kept} more like it)" if self._num_kept else "")
-        self._next_at, self._num_kept = now + self._every_s, 0
