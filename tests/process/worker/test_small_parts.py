@@ -92,6 +92,9 @@ def test_a_short_or_absent_secret_is_refused_and_not_shown(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="12 bytes") as caught:
         read_secret(spec)
     assert "short-secret" not in str(caught.value)
+    Path(spec.secret_path).chmod(0o644)
+    with pytest.raises(ConfigError, match="mode 0644, others can reach it"):
+        read_secret(spec)
     Path(spec.secret_path).unlink()
     with pytest.raises(ConfigError, match="No such file"):
         read_secret(spec)

@@ -28,6 +28,7 @@ ECHO = (sys.executable, str(PROGRAMS / "echo_worker.py"))
 def write_worker(folder: Path, model: str = "echo", name: str = "decode-0", **changes: Any) -> Path:
     """Spec file of an echo worker; `model` says what goes wrong."""
     secret = folder / "secret"
+    secret.touch(mode=0o600)
     secret.write_bytes(SECRET)
     fields: dict[str, Any] = {
         "name": name,

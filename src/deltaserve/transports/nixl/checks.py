@@ -55,7 +55,12 @@ def check(asked: TransportOptions | None) -> Iterator[Line]:
 def _tried(children: list["subprocess.Popen[str]"], options: TransportOptions) -> Line:
     """What comes of it within the limit, at which both are ended."""
     writer, reader = children
-    limit = Timer(_LIMIT_S, lambda: [child.kill() for child in children])
+
+    def end_both() -> None:
+        writer.kill()
+        reader.kill()
+
+    limit = Timer(_LIMIT_S, end_both)
     limit.start()
     try:
         return _probe(writer, reader, options)
