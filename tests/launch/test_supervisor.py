@@ -153,7 +153,7 @@ def test_a_later_start_that_fails_is_tried_again(tmp_path: Path) -> None:
     """The machine may have no process, memory or descriptor to spare just then; the others serve meanwhile."""
     program = Removable(tmp_path)
     options = {"first_delay_s": 0.05, "max_delay_s": 0.2, "max_restarts": 100_000}
-    with servers.running(tmp_path, [DECODE, program.child("prefill-0", "PREFILL")], **options) as server:
+    with servers.running(tmp_path, [DECODE, program.child("prefill-0", "PREFILL")], None, **options) as server:
         server.wait_for("AllReady")
         program.remove()
         os.kill(server.pid("prefill-0"), signal.SIGKILL)
@@ -168,7 +168,7 @@ def test_a_later_start_that_fails_is_tried_again(tmp_path: Path) -> None:
 def test_later_starts_that_keep_failing_end_the_server(tmp_path: Path) -> None:
     program = Removable(tmp_path)
     options = {"first_delay_s": 0.01, "max_restarts": 3}
-    with servers.running(tmp_path, [DECODE, program.child("prefill-0", "PREFILL")], **options) as server:
+    with servers.running(tmp_path, [DECODE, program.child("prefill-0", "PREFILL")], None, **options) as server:
         server.wait_for("AllReady")
         program.remove()
         os.kill(server.pid("prefill-0"), signal.SIGKILL)
@@ -183,7 +183,7 @@ def test_one_of_a_group_that_cannot_start_ends_the_others_until_it_can(tmp_path:
     members = [child("decode-0", "serve"), child("decode-1", "serve")]
     members[which] = program.child(f"decode-{which}", "DECODE")
     options = {"first_delay_s": 0.05, "max_delay_s": 0.2, "max_restarts": 100_000, "hurried_s": 0.1}
-    with servers.running(tmp_path, [member | {"group": "g"} for member in members], **options) as server:
+    with servers.running(tmp_path, [member | {"group": "g"} for member in members], None, **options) as server:
         server.wait_for("AllReady")
         program.remove()
         os.kill(server.pid(f"decode-{which}"), signal.SIGKILL)

@@ -91,8 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def choose_ports(asked: int | None) -> tuple[int, int]:
-    """Of the servers with decode's cache and without: what was asked for, else free ones. The port above each may be
-    taken for admin routes. Raises ConfigError."""
+    """Ports of the servers with decode's cache and without: what was asked for, else free ones. The port above each
+    may be taken for admin routes. Raises ConfigError."""
     free = [port for port in free_ports(_NUM_CANDIDATES) if asked is None or abs(port - asked) > 1]
     return (free[0] if asked is None else asked), free[-1]
 

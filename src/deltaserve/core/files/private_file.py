@@ -17,7 +17,7 @@ MIN_KEY_BYTES = 32
 MAX_KEY_BYTES = 4096
 """Most bytes of a file that holds one secret."""
 MAX_KEY_FILE_BYTES = 1 << 20
-"""Of a file of API keys, which server and clients read."""
+"""Most bytes of a file of API keys, which server and clients read."""
 
 
 def read_key(path: Path, where: str) -> bytes:
