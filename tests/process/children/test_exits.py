@@ -41,6 +41,13 @@ def test_a_stuck_process_shows_where_its_threads_are() -> None:
     assert b"process ends: no turn" in done.stderr
 
 
+def test_a_stuck_process_without_a_stderr_ends_as_well() -> None:
+    program = (
+        "import sys\nfrom deltaserve.process.children.exits import end_stuck\nsys.stderr = None\nend_stuck('no turn')"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S, check=False).returncode == Exit.STUCK
+
+
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_process_with_a_closed_stream_ends_with_its_code(stream: str) -> None:
     program = f"import sys\nfrom deltaserve.process.children.exits import Exit, leave\nsys.{stream} = None\n"

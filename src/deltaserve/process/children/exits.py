@@ -65,8 +65,9 @@ def end_process(code: Exit, reason: str) -> NoReturn:
 
 def end_stuck(reason: str) -> NoReturn:
     """Something makes no progress: show where every thread is, and end."""
-    with suppress(OSError):  # no descriptor is left, or nobody reads any more
-        print(_stacks(), end="", file=unblocked(sys.stderr), flush=True)
+    if sys.stderr is not None:
+        with suppress(OSError):  # no descriptor is left, or nobody reads any more
+            print(_stacks(), end="", file=unblocked(sys.stderr), flush=True)
     end_process(Exit.STUCK, reason)
 
 
