@@ -171,6 +171,7 @@ class OwnEngine:
         self, model: Path, device: Device, context_len: int, scratch: Path, say: Callable[[str], None]
     ) -> None:
         secret = scratch / "secret"
+        secret.touch(mode=0o600)
         secret.write_text("benchmark " * 5)
         settings = _settings(model, device, context_len)
         prepared = prepare(settings)

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,23 @@ def test_nothing_is_written_into_a_folder_of_somebody_else(tmp_path: Path) -> No
     with pytest.raises(PermissionError, match="somebody else"):
         files.restore()
     assert not list((tmp_path / "run").iterdir())
+
+
+def test_a_file_that_could_be_written_in_part_only_is_removed(tmp_path: Path) -> None:
+    """Else the next start would take the part for the whole."""
+    first, second = write(tmp_path / "run")
+    second.write_bytes(b"x" * 8192)
+    program = f"""
+import resource, signal
+from pathlib import Path
+from deltaserve.launch.kept_files import KeptFiles
+path = Path({str(second)!r})
+files = KeptFiles([path])
+path.unlink()
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+files.restore()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert b"File too large" in ended.stderr
+    assert first.exists() and not second.exists()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -11,7 +12,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tests.process.worker import server as servers
-from tests.process.worker.server import Server, child, is_alive, wait_until, wait_until_gone
+from tests.process.worker.server import CHILD, Said, Server, child, is_alive, wait_until, wait_until_gone
 
 Running = Callable[..., AbstractContextManager[Server]]
 
@@ -88,6 +89,7 @@ def test_a_later_start_that_hangs_is_started_again(tmp_path: Path, running: Runn
         assert server.wait_for("Ended", "prefill-0")["code"] == -signal.SIGKILL
         said = [server.wait_for("Says", "prefill-0")["text"] for _ in range(2)]
         assert said == ["waking up", "not ready 8 s after its start"]
+        assert server.wait_for("Ended", "prefill-0")["killed_because"] == "it was not ready in time"
         assert "1 restarts and not ready after the last" in server.wait_for("GivenUp")["reason"]
         assert len(server.pids["prefill-0"]) == 2
 
@@ -127,6 +129,71 @@ def test_a_program_that_is_not_there_ends_the_server(tmp_path: Path, running: Ru
         assert server.process.wait(PATIENCE_S) == 1
 
 
+class Removable:
+    """A child's program that can be taken away: then no start of it succeeds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "program"
+        self._aside = folder / "aside"
+        self._aside.write_text(f"#!{sys.executable}\nimport sys\nfrom {CHILD} import main\nsys.exit(main('serve'))\n")
+        self._aside.chmod(0o700)
+        self.put_back()
+
+    def remove(self) -> None:
+        self.path.rename(self._aside)
+
+    def put_back(self) -> None:
+        self._aside.rename(self.path)
+
+    def child(self, name: str, kind: str) -> Said:
+        return {"name": name, "kind": kind, "argv": [str(self.path)]}
+
+
+def test_a_later_start_that_fails_is_tried_again(tmp_path: Path) -> None:
+    """The machine may have no process, memory or descriptor to spare just then; the others serve meanwhile."""
+    program = Removable(tmp_path)
+    options = {"first_delay_s": 0.05, "max_delay_s": 0.2, "max_restarts": 100_000}
+    with servers.running(tmp_path, [DECODE, program.child("prefill-0", "PREFILL")], None, **options) as server:
+        server.wait_for("AllReady")
+        program.remove()
+        os.kill(server.pid("prefill-0"), signal.SIGKILL)
+        server.wait_for("Ended", "prefill-0")
+        said = [server.wait_for("Says", "prefill-0")["text"] for _ in range(2)]
+        assert said == [f"cannot start {program.path}: No such file or directory"] * 2
+        program.put_back()
+        server.wait_for("AllReady")
+        assert len(server.pids["decode-0"]) == 1
+
+
+def test_later_starts_that_keep_failing_end_the_server(tmp_path: Path) -> None:
+    program = Removable(tmp_path)
+    options = {"first_delay_s": 0.01, "max_restarts": 3}
+    with servers.running(tmp_path, [DECODE, program.child("prefill-0", "PREFILL")], None, **options) as server:
+        server.wait_for("AllReady")
+        program.remove()
+        os.kill(server.pid("prefill-0"), signal.SIGKILL)
+        reason = server.wait_for("GivenUp")["reason"]
+        assert reason == "prefill-0 keeps ending (3 restarts and not ready after the last)"
+        assert server.process.wait(PATIENCE_S) == 1
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_of_a_group_that_cannot_start_ends_the_others_until_it_can(tmp_path: Path, which: int) -> None:
+    program = Removable(tmp_path)
+    members = [child("decode-0", "serve"), child("decode-1", "serve")]
+    members[which] = program.child(f"decode-{which}", "DECODE")
+    options = {"first_delay_s": 0.05, "max_delay_s": 0.2, "max_restarts": 100_000, "hurried_s": 0.1}
+    with servers.running(tmp_path, [member | {"group": "g"} for member in members], None, **options) as server:
+        server.wait_for("AllReady")
+        program.remove()
+        os.kill(server.pid(f"decode-{which}"), signal.SIGKILL)
+        for _ in range(2):
+            while not server.wait_for("Says", f"decode-{which}")["text"].startswith("cannot start"):
+                pass
+        program.put_back()
+        server.wait_for("AllReady")
+
+
 def test_sigterm_drains_front_then_decode_then_prefill(tmp_path: Path, running: Running) -> None:
     with running(tmp_path, [PREFILL, DECODE, FRONT]) as server:
         server.wait_for("AllReady")
@@ -147,8 +214,10 @@ def test_what_does_not_end_within_its_grace_is_killed(tmp_path: Path, running: R
     with running(tmp_path, [child("front", "stubborn", "FRONT"), DECODE], **options) as server:
         server.wait_for("AllReady")
         assert server.end() == 0
-        assert server.wait_for("Ended", "front")["code"] == -signal.SIGKILL
-        assert server.wait_for("Ended", "decode-0")["code"] == 0
+        front = server.wait_for("Ended", "front")
+        assert (front["code"], front["killed_because"]) == (-signal.SIGKILL, "its grace was over")
+        decode = server.wait_for("Ended", "decode-0")
+        assert (decode["code"], decode["killed_because"]) == (0, None)
 
 
 def test_a_second_sigterm_does_not_wait_for_the_grace(tmp_path: Path, running: Running) -> None:
@@ -157,6 +226,16 @@ def test_a_second_sigterm_does_not_wait_for_the_grace(tmp_path: Path, running: R
         server.process.send_signal(signal.SIGTERM)
         server.wait_for("Stopping")
         assert server.end() == 0
+
+
+def test_a_second_sigterm_holds_for_those_that_would_drain_later(tmp_path: Path, running: Running) -> None:
+    children = [child("front", "stubborn", "FRONT"), child("decode-0", "stubborn")]
+    with running(tmp_path, children, grace_s=3600.0, hurried_s=0.2) as server:
+        server.wait_for("AllReady")
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("Stopping")
+        assert server.end() == 0
+        assert {server.wait_for("Ended")["killed_because"] for _ in children} == {"its grace was over"}
 
 
 def test_the_children_end_with_the_supervisor(tmp_path: Path, running: Running) -> None:
@@ -257,6 +336,7 @@ def test_children_of_a_group_end_and_start_together(tmp_path: Path, running: Run
         ended = [server.wait_for("Ended") for _ in members]  # the last two in either order
         assert {said["name"] for said in ended} == {member["name"] for member in members}
         assert all(said["code"] == -signal.SIGKILL for said in ended)
+        assert [said["killed_because"] for said in ended] == [None, *["another of its group has ended"] * 2]
         server.wait_for("AllReady")
         assert {name: len(pids) for name, pids in server.pids.items()} == {
             "decode-0": 2,

@@ -1,5 +1,6 @@
 """What only the local transport has: a fence amid a copy, and peers that say what they must not."""
 
+import errno
 import fcntl
 import mmap
 import os
@@ -35,6 +36,7 @@ from deltaserve.transports.local.frames import (
 from deltaserve.transports.local.memory import EpochWord, FarMemory
 from deltaserve.transports.local.memory_access import Addresses, sealed_file
 from deltaserve.transports.local.transport import LocalTransport
+from tests.descriptors import num_open_files
 from tests.transports.host_card import HostCard
 from tests.transports.local_world import LocalWorld
 from tests.transports.sides import REGION, Side, copy, finish, join, pattern, receive
@@ -437,3 +439,19 @@ def test_other_users_are_refused(world: LocalWorld, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("os.geteuid", lambda: 12345)
     with pytest.raises(TransportError, match="another user"):
         writer.transport.attach(reader.name, [reader.rank(of_reader)])
+
+
+def test_what_cannot_be_opened_keeps_no_descriptor(world: LocalWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker short of descriptors tries again and again."""
+    transport = world.side("p", MIB).transport
+    num_open = num_open_files()
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    for module, name in ((socket, "socket"), (mmap, "mmap"), (fcntl, "fcntl")):
+        with monkeypatch.context() as without:
+            without.setattr(module, name, fail)
+            with pytest.raises(TransportError, match="Too many open files"):
+                transport.open(PeerName("d"))
+        assert num_open_files() == num_open, name

@@ -23,5 +23,9 @@ class KeptFiles:
             if path.parent.stat().st_uid != os.geteuid():
                 raise OSError(errno.EPERM, f"{path.parent} belongs to somebody else")
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(content)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(content)
+            except OSError:  # a full disk: a part of it would be taken for all of it from now on
+                path.unlink(missing_ok=True)
+                raise

@@ -104,7 +104,7 @@ def run_adjusted(settings: Settings, adjust: Callable[[WorkerSpec], WorkerSpec])
         options = supervisor_options(settings, log_dir if logging.log_to == "files" else None)
         code = Supervisor(cluster.children, options, teller(settings, tell), cluster.preload).run()
         if code is Exit.FAILED and options.log_dir is folder:
-            tell(f"the logs are kept: {keep_logs(folder)}")
+            tell(keep_logs(folder))
         return int(code)
 
 
@@ -133,12 +133,15 @@ def open_log_dir(path: Path) -> Path:
     return path
 
 
-def keep_logs(folder: Path) -> Path:
-    """Out of a folder that is removed soon, for whoever looks for the cause."""
-    kept = Path(tempfile.mkdtemp(prefix="deltaserve-logs-"))
-    for log in folder.glob("*.log*"):
-        shutil.move(log, kept)
-    return kept
+def keep_logs(folder: Path) -> str:
+    """Move them out of a folder that is removed soon, for whoever looks for the cause; a line that says where to."""
+    try:
+        kept = Path(tempfile.mkdtemp(prefix="deltaserve-logs-"))
+        for log in folder.glob("*.log*"):
+            shutil.move(log, kept)
+    except OSError as error:
+        return f"the logs cannot be kept: {error.strerror or error}"
+    return f"the logs are kept: {kept}"
 
 
 def rehearse(settings: Settings) -> dict[str, str]:

@@ -85,6 +85,10 @@ class _Supervised:
     refusal: str | None = None
     restart_at: float | None = None
     kill_at: float | None = None
+    why_kill: str = ""
+    """Why it is to be killed at `kill_at`."""
+    killed_because: str | None = None
+    """Why the supervisor has killed this start; None: it has not."""
 
 
 class Supervisor:
@@ -167,12 +171,10 @@ class Supervisor:
         now = time.monotonic()
         for watched in self._watched.values():
             if watched.restart_at is not None and now >= watched.restart_at and self._may_start(watched):
-                for other in self._group_of(watched):
-                    if self._stop_deadline is None:
-                        self._start(other)
+                self._start_group(self._group_of(watched))
             if watched.child is not None and watched.kill_at is not None and now >= watched.kill_at:
                 watched.kill_at = None
-                watched.child.signal(signal.SIGKILL)
+                self._kill(watched, watched.child, watched.why_kill)
             if watched.starts.take_overdue(now) and self._stop_deadline is None:
                 self._on_overdue(watched, now)
         self._stop_next(now)
@@ -207,16 +209,26 @@ class Supervisor:
 
     # ------------------------------------------------------------ children
 
+    def _start_group(self, group: Sequence[_Supervised]) -> None:
+        for watched in group:
+            self._start(watched)
+            if watched.child is None:  # those that are left wait for its next start
+                for other in group:
+                    if other.child is None:
+                        other.restart_at = watched.restart_at
+                return
+
     def _start(self, watched: _Supervised) -> None:
         spec = watched.spec
         watched.restart_at, watched.refusal, watched.is_ready, watched.is_halted = None, None, False, False
+        watched.killed_because = None
         welcome = Welcome(watched.url, tuple(self._ups(but=spec.name)), watched.boot)
         try:
             self._files.restore()
             log = self._open_log(spec.name)
             child = Child(spec, log, welcome, self._preloading.start_of(spec))
         except OSError as error:
-            self._give_up(Exit.FAILED, f"{spec.name}: cannot start {spec.argv[0]}: {error.strerror}")
+            self._on_failed_start(watched, f"cannot start {spec.argv[0]}: {error.strerror}", time.monotonic())
             return
         watched.child = child
         watched.starts.began(time.monotonic())
@@ -225,6 +237,23 @@ class Supervisor:
         self._say(ChildStarts(spec.name, child.pid))
         if log.problem is not None:
             self._say(Says(spec.name, log.problem))
+
+    def _on_failed_start(self, watched: _Supervised, text: str, now: float) -> None:
+        """A first start that the machine refuses ends the server; a later one is repeated: others serve meanwhile."""
+        if not watched.was_ready:
+            self._give_up(Exit.FAILED, f"{watched.spec.name}: {text}")
+            return
+        self._say(Says(watched.spec.name, text))
+        self._end_group(watched, now)
+        watched.starts.began(now)
+        self._start_later(watched, now)
+
+    def _start_later(self, watched: _Supervised, now: float) -> None:
+        """Start again after a pause, unless that was done too often."""
+        try:
+            watched.restart_at = now + watched.starts.ended(now)
+        except GiveUp as reason:
+            self._give_up(Exit.FAILED, f"{watched.spec.name} keeps ending ({reason})")
 
     def _open_log(self, name: str) -> Output:
         """Raises OSError where not even memory takes the place of a file."""
@@ -245,7 +274,11 @@ class Supervisor:
         """The others see by themselves that it has ended, unless they load or are stuck."""
         for other in self._group_of(watched):
             if other.child is not None and other.kill_at is None:
-                other.kill_at = now + self._options.hurried_s
+                other.kill_at, other.why_kill = now + self._options.hurried_s, "another of its group has ended"
+
+    def _kill(self, watched: _Supervised, child: Child, reason: str) -> None:
+        watched.killed_because = reason
+        child.signal(signal.SIGKILL)
 
     def _ups(self, but: str) -> list[PeerUp]:
         ready = (w for w in self._watched.values() if w.is_ready and w.spec.name != but)
@@ -291,7 +324,7 @@ class Supervisor:
             self._give_up(Exit.FAILED, f"{watched.spec.name}: {text}")
         elif watched.child is not None:
             self._say(Says(watched.spec.name, text))
-            watched.child.signal(signal.SIGKILL)
+            self._kill(watched, watched.child, "it was not ready in time")
 
     def _see_death(self, watched: _Supervised, child: Child, now: float) -> None:
         if not child.has_ended():
@@ -305,18 +338,15 @@ class Supervisor:
         watched.child, watched.is_ready, watched.kill_at = None, False, None
         self._tell_others(watched.spec.name, PeerDown(watched.spec.name))
         if self._stop_deadline is not None:
-            self._say(Ended(watched.spec.name, code))
+            self._say(Ended(watched.spec.name, code, killed_because=watched.killed_because))
             return
-        self._say(Ended(watched.spec.name, code, telling(tail, code)))
+        self._say(Ended(watched.spec.name, code, telling(tail, code), watched.killed_because))
         if code == Exit.CONFIG and not watched.was_ready:
             reason = watched.refusal or (tail or ("wrong configuration",))[-1]
             self._give_up(Exit.CONFIG, f"{watched.spec.name}: {reason}")
             return
         self._end_group(watched, now)
-        try:
-            watched.restart_at = now + watched.starts.ended(now)
-        except GiveUp as reason:
-            self._give_up(Exit.FAILED, f"{watched.spec.name} keeps ending ({reason})")
+        self._start_later(watched, now)
 
     # ------------------------------------------------------------ stopping
 
@@ -333,7 +363,7 @@ class Supervisor:
         for watched in self._watched.values():  # the second request: no more waiting
             if watched.child is not None:
                 watched.child.signal(signal.SIGTERM)
-                watched.kill_at = now + self._options.hurried_s
+                self._kill_by(watched, now + self._options.hurried_s)
 
     def _begin_stop(self, now: float) -> None:
         if self._stop_deadline is not None:
@@ -354,8 +384,13 @@ class Supervisor:
         self._stopping_kind = kind
         for watched in living:
             if watched.spec.kind == kind and watched.child is not None:
-                watched.kill_at = max(self._stop_deadline, now + self._options.worker_grace_s)
+                self._kill_by(watched, max(self._stop_deadline, now + self._options.worker_grace_s))
                 watched.child.signal(signal.SIGTERM)
+
+    def _kill_by(self, watched: _Supervised, at: float) -> None:
+        """Its grace is over then, unless it is to end sooner."""
+        if watched.kill_at is None or at < watched.kill_at:
+            watched.kill_at, watched.why_kill = at, "its grace was over"
 
     def _kill_all(self) -> None:
         """Nothing outlives `run`, whatever ended it."""

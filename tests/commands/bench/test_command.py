@@ -93,6 +93,26 @@ def test_agents_send_no_hints_unasked_and_ask_a_server_without_metrics_once(caps
     assert "hints" not in told
 
 
+def test_a_report_that_has_no_place_is_refused_before_anything_is_sent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = AnsweringServer(Manners())
+    with serving(server) as url:
+        for path, words in ((tmp_path / "none" / "x.json", "there is no folder"), (tmp_path, "a folder")):
+            assert run(parse("--base-url", url, *RECALL, "--output-file", str(path))) == 2
+            assert f"bench: --output-file {path}: {words}" in capsys.readouterr().err
+    assert server.bodies == []
+
+
+def test_a_report_that_cannot_be_written_in_the_end_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was measured is shown all the same."""
+    with serving(AnsweringServer(Manners())) as url:
+        assert run(parse("--base-url", url, *RECALL, "--output-file", "/dev/full")) == 1
+    out, err = capsys.readouterr()
+    assert "answers right" in out
+    assert err.splitlines()[-1] == "bench: --output-file /dev/full: No space left on device"
+
+
 def test_the_cache_is_flushed_where_the_admin_listens() -> None:
     server, admin = AnsweringServer(Manners()), AnsweringServer(Manners())
     with serving(server) as url, serving(admin) as admin_url:

@@ -19,6 +19,7 @@ from deltaserve.commands.demo.demo import (
     NUM_ASKERS,
     NUM_ASKERS_QUICK,
     Ending,
+    choose_ports,
     find_model,
     make_console,
     tell_ending,
@@ -111,6 +112,17 @@ def test_a_port_in_use_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]
     error = capsys.readouterr().err
     assert f"--port {port}" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "ports"), [(None, (20000, 20006)), (20006, (20006, 20004)), (20005, (20005, 20002)), (80, (80, 20006))]
+)
+def test_the_two_servers_have_ports_of_their_own(
+    asked: int | None, ports: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the one above each, for admin routes."""
+    monkeypatch.setattr("deltaserve.commands.demo.demo.free_ports", lambda count: [20000, 20002, 20004, 20006][:count])
+    assert choose_ports(asked) == ports
 
 
 def test_the_model_is_found_beside_the_sources_only(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 import json
 import re
 import shutil
+import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -145,6 +147,35 @@ def test_transfer_that_cannot_be_set_up(monkeypatch: pytest.MonkeyPatch) -> None
     *_, line = nixl_checks.check(None)
     assert line.level is Level.FAIL
     assert "UCX_TLS" in line.text
+
+
+@pytest.mark.parametrize("level", [None, "warn"], ids=["unset", "warn"])
+def test_what_the_library_says_of_its_variables_is_no_obstacle(
+    level: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes to stdout, where the children answer."""
+    monkeypatch.setenv("UCX_NO_SUCH_THING", "1")
+    monkeypatch.delenv("UCX_LOG_LEVEL", raising=False)
+    if level is not None:
+        monkeypatch.setenv("UCX_LOG_LEVEL", level)
+    lines = list(nixl_checks.check(None))
+    assert (lines[1].level, lines[1].text[:8]) == (Level.OK, "nixl ove"), lines
+
+
+def test_a_transfer_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    children: list[subprocess.Popen[str]] = []
+
+    def start(*_: object) -> "subprocess.Popen[str]":
+        pipe = subprocess.PIPE
+        children.append(subprocess.Popen(["sleep", "3600"], stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+        return children[-1]
+
+    monkeypatch.setattr(nixl_checks, "_start", start)
+    monkeypatch.setattr(nixl_checks, "_LIMIT_S", 0.2)
+    line = list(nixl_checks.check(None))[1]
+    assert line.level is Level.FAIL
+    assert "nothing came of it within 0.2 s" in line.text
+    assert [child.returncode for child in children] == [-signal.SIGKILL] * 2
 
 
 @pytest.mark.parametrize(

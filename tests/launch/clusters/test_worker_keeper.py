@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deltaserve.launch.clusters import worker_keeper
 from deltaserve.launch.clusters.worker_keeper import KeeperReport, WorkerKeeper
 from deltaserve.launch.clusters.worker_plan import PlannedWorker, plan_workers
 from deltaserve.process.children.exits import Exit
@@ -141,3 +142,18 @@ def test_a_log_lies_where_it_was_asked_for(
     kept = keep(planned(tiny_models / "llama", key, "--log-dir", str(tmp_path / "logs")))
     kept.wait_for(lambda report: report.is_ready, "readiness")
     assert "ready on" in (tmp_path / "logs" / "decode-0.log").read_text()
+
+
+def test_a_keeper_that_fails_says_so(
+    tmp_path: Path, key: Path, keep: Callable[[PlannedWorker], Kept], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its worker would be taken for one that starts, for ever."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("nobody foresaw this")
+
+    monkeypatch.setattr(worker_keeper, "require_free_port", fail)
+    kept = keep(planned(tmp_path / "none", key))
+    report = kept.wait_for(lambda report: report.exit_code is not None, "its end")
+    assert report.exit_code == Exit.FAILED
+    assert kept.lines == ["decode-0: RuntimeError: nobody foresaw this"]

@@ -1,5 +1,6 @@
 """A start's own folder: gone when it ends, and gone after the next start when it was killed."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 from deltaserve.core.errors import ConfigError
 from deltaserve.process.children.private_folder import private_folder, remove_orphans
+from tests.descriptors import num_open_files
 
 KILLED = """
 import os, signal
@@ -94,3 +96,40 @@ def test_the_lock_is_on_the_folder_itself() -> None:
         with pytest.raises(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         os.close(descriptor)
+
+
+@pytest.mark.parametrize("order", ["first", "last"])
+def test_the_mark_is_removed_last(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removal that is cut short leaves what the next start finds, secrets among it."""
+    removed: list[str] = []
+    unlink = os.unlink
+
+    def note(path: str | Path, *, dir_fd: int | None = None) -> None:
+        removed.append(Path(path).name)
+        unlink(path, dir_fd=dir_fd)
+
+    with private_folder() as folder:
+        (folder / "cluster.key").write_text("secret")
+        for number in range(40):
+            (folder / f"{number}.json").touch()
+        (folder / "below").mkdir()
+        (folder / "below" / "front.log").touch()
+        if order == "last":
+            (folder / "locked-by-owner").rename(folder / "x")
+            (folder / "x").rename(folder / "locked-by-owner")
+        monkeypatch.setattr(os, "unlink", note)
+    assert not folder.exists()
+    assert {"cluster.key", "front.log"} < set(removed[:-1])
+    assert removed[-1] == "locked-by-owner"
+
+
+def test_a_folder_that_cannot_be_marked_is_not_left(own_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Path, mode: int = 0o666, exist_ok: bool = True) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "touch", fail)
+    num_open = num_open_files()
+    with pytest.raises(ConfigError, match="No space left on device"), private_folder():
+        pytest.fail("nobody gets here")
+    assert list(own_tmp.iterdir()) == []
+    assert num_open_files() == num_open

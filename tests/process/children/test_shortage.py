@@ -4,6 +4,7 @@ import errno
 import os
 
 import pytest
+import zmq
 
 from deltaserve.core.errors import ConfigError
 from deltaserve.process.children.shortage import telling_shortage
@@ -18,6 +19,8 @@ _LACKS = (
     (MemoryError(), "there is no more memory", "(MemoryError)"),
     (RuntimeError("can't start new thread"), "no more threads may be started", "ulimit -u"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "there is no more memory", "you tried"),
+    (zmq.ZMQError(errno.EMFILE), "no more files may be open", "ulimit -n"),
+    (RuntimeError("Authenticator thread failed to start"), "no more files may be open", "ulimit -n"),
     (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "there is no more memory", "2 GiB"),
 )
 

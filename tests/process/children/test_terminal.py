@@ -35,6 +35,16 @@ def test_a_flood_is_cut_and_told_so_once() -> None:
     assert told[-1].endswith("WARNING later")
 
 
+def test_a_clock_that_is_set_back_hides_no_warning() -> None:
+    told: list[str] = []
+    handler = ForUser(told.append)
+    for at in (5000.0, 5000.1, 1000.0):
+        for _ in range(21):
+            handler.emit(record(logging.WARNING, "x", at))
+    assert told[-1] == "more warnings than fit here: the log has them"
+    assert len(told) == 2 * 21
+
+
 def test_a_process_without_a_supervisor_writes_lines_of_one_form() -> None:
     form = LinesForUser("router")
     assert form.format(record(logging.INFO, "requests go to decode-0 again", at=0.0)) == (

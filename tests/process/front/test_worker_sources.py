@@ -101,3 +101,27 @@ async def test_a_real_name_resolves() -> None:
     finally:
         task.cancel()
     assert heard.names == [["decode-127.0.0.1:8998"]]
+
+
+async def test_what_nobody_foresaw_is_logged_once_and_looked_past(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread to read with, or a listener with a bug: the next look may find things as they should be."""
+    heard, num_failed = _Heard(), 0
+    path = tmp_path / "workers"
+    path.write_text("a=prefill@h:1\n")
+
+    def listen(source: str, entries: Sequence[WorkerEntry]) -> None:
+        nonlocal num_failed
+        if num_failed < 5:
+            num_failed += 1
+            raise RuntimeError("can't start new thread")
+        heard(source, entries)
+
+    task = asyncio.create_task(watch_file(path, listen, _OFTEN_S))
+    try:
+        await heard.told(1)
+    finally:
+        task.cancel()
+    assert heard.names == [["a"]]
+    assert caplog.text.count("RuntimeError: can't start new thread; what it said last counts on") == 1

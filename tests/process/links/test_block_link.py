@@ -8,6 +8,7 @@ from deltaserve.control.cache.block_log import BlocksForgotten, BlocksRemoved, B
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import DEFAULT_NAMESPACE, Namespace
 from deltaserve.core.tokens import pack_u32
+from deltaserve.process.links import block_link
 from deltaserve.process.links.block_link import BlockPublisher, hashes_of
 from deltaserve.settings.kv_events import KvEventsConfig
 from tests.patience import PATIENCE_S
@@ -145,6 +146,26 @@ def test_nonsense_on_the_replay_socket_is_passed_over() -> None:
         context.destroy(linger=0)
         listener.close()
         publisher.stop()
+
+
+def test_much_nonsense_is_one_warning_and_a_turn_is_bounded(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_link, "_MOST_QUESTIONS", 2)
+    where = config()
+    publisher = BlockPublisher(where, PAGE_SIZE, "CPU")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.connect(where.replay_endpoint or "")
+    try:
+        for _ in range(50):
+            stranger.send_multipart([b"", b"123456789"])
+        stranger.send_multipart([b"", bytes(8)])  # in order: answered behind them, though nothing else wakes the thread
+        assert stranger.poll(WAIT_MS)
+    finally:
+        context.destroy(linger=0)
+        publisher.stop()
+    assert caplog.text.count("asked for number") == 1
 
 
 def test_an_address_that_is_taken_is_told() -> None:

@@ -13,6 +13,7 @@ from deltaserve.core.wire.codec import encode
 from deltaserve.core.wire.messages import Cancel, Offer, PeerAddress
 from deltaserve.process.links.limits import LinkLimits
 from deltaserve.process.links.security import LinkSecurity
+from tests.descriptors import no_more_files
 from tests.patience import PATIENCE_S
 from tests.process.links.frames import (
     DECODE,
@@ -290,6 +291,24 @@ def test_a_link_that_spoke_garbage_once_is_dialled_again(make_links: MakeLinks) 
     assert dialer.stats.redialled >= 1
     assert listener.send(DECODE, envelope(PREFILL))
     assert [e.src for e in receive(dialer)] == [PREFILL]
+
+
+def test_a_link_for_which_there_is_no_descriptor_is_dialled_again_later(make_links: MakeLinks) -> None:
+    dialer, listener = make_links(limits=LinkLimits(redial_s=0.05)), make_links()
+    with sockets.create_server(("127.0.0.1", 0)) as garbler:
+        port = garbler.getsockname()[1]
+        dialer.dial(address(PREFILL, port))
+        send_garbage(garbler)
+    deadline = time.monotonic() + PATIENCE_S
+    with no_more_files():
+        while dialer.stats.refused_dials == 0:
+            assert time.monotonic() < deadline, "never dialled again"
+            dialer.send(PREFILL, envelope(DECODE))
+    assert dialer.stats.redialled == 0
+    listener.listen("127.0.0.1", port)
+    while is_silent(listener, 0.02):
+        assert time.monotonic() < deadline, "the link is lost"
+        dialer.send(PREFILL, envelope(DECODE))
 
 
 def big_offer(num_bytes: int) -> Offer:

@@ -217,6 +217,7 @@ def test_who_has_another_key_never_joins(machines: Machines, tmp_path: Path) -> 
     first = machines.start(0)
     first.wait_for_log("waiting at")
     other = tmp_path / "other"
+    other.touch(mode=0o600)
     other.write_bytes(b"x" * 32)
     stranger = machines.start(1, secret_path=str(other))
     stranger.wait_for_log("joins node 0")

@@ -1,5 +1,7 @@
 """A worker that meets no peer opens no transport; one that does opens it then, or says why it cannot."""
 
+import errno
+import os
 from dataclasses import dataclass, field
 
 import pytest
@@ -78,4 +80,17 @@ def test_the_first_endpoint_opens_it_and_the_second_finds_it_open() -> None:
 def test_a_transport_that_cannot_be_opened_fails_the_endpoint_and_not_the_worker() -> None:
     plane = PlaneOnDemand(refuse)
     assert plane.perform(OpenEndpoint(PEER, 7), 0.0) == [EndpointFailed(PEER, 7, "no library")]
+    assert plane.is_idle()
+
+
+def test_a_transport_for_which_the_machine_lacks_something_fails_the_endpoint_too() -> None:
+    """The worker serves on, by itself."""
+
+    def lack() -> Side:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    plane = PlaneOnDemand(lack)
+    (failed,) = plane.perform(OpenEndpoint(PEER, 7), 0.0)
+    assert isinstance(failed, EndpointFailed)
+    assert "ulimit -n" in failed.message
     assert plane.is_idle()

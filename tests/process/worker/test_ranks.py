@@ -14,7 +14,7 @@ from tests.patience import PATIENCE_S
 from tests.ports import free_port
 from tests.process.worker.server import running, wait_until, wait_until_gone
 from tests.process.worker.test_worker import supervised
-from tests.process.worker.workers import Front, Worker, working
+from tests.process.worker.workers import NO_FILES, Front, Worker, working
 
 
 @pytest.fixture
@@ -133,6 +133,7 @@ def test_a_rank_that_does_not_end_its_step_ends_the_worker(tmp_path: Path, links
     [
         ("rank-refuses", "deltaserve: rank 1: device cuda:1 asked for, but torch sees no CUDA device"),
         ("rank-transport-refuses", "deltaserve: rank 1: no such network device"),
+        ("rank-transport-lacks-files", f"deltaserve: rank 1: {NO_FILES}"),
     ],
 )
 def test_what_a_rank_refuses_the_worker_refuses_in_one_line(tmp_path: Path, model: str, line: str) -> None:

@@ -92,6 +92,9 @@ def test_a_short_or_absent_secret_is_refused_and_not_shown(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="12 bytes") as caught:
         read_secret(spec)
     assert "short-secret" not in str(caught.value)
+    Path(spec.secret_path).chmod(0o644)
+    with pytest.raises(ConfigError, match="mode 0644, others can reach it"):
+        read_secret(spec)
     Path(spec.secret_path).unlink()
     with pytest.raises(ConfigError, match="No such file"):
         read_secret(spec)
@@ -106,6 +109,8 @@ def test_two_children_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_how_a_process_ended_reads_well() -> None:
     assert str(Ended("decode-0", -15)) == "decode-0: ended with signal SIGTERM"
     assert str(Ended("decode-0", -9)).startswith("decode-0: ended with signal SIGKILL (somebody's kill -9, or the ker")
+    killed = str(Ended("decode-0", -9, killed_because="its grace was over"))
+    assert killed == "decode-0: ended with signal SIGKILL (the supervisor's: its grace was over)"
     assert str(Ended("decode-0", 1, ("a", "b"))) == "decode-0: ended with exit code 1\n    a\n    b"
 
 

@@ -1,18 +1,25 @@
 """A transport that cannot be opened is one line: which library, which memory, why, and what to do instead."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from deltaserve.core.ids import Boot, PeerName
 from deltaserve.core.transport import TransportError
+from deltaserve.process.worker import transports
+from deltaserve.process.worker.worker_spec import read_spec
 from deltaserve.transports.nixl.ucx_environment import ucx_environment
 from deltaserve.transports.registry import cannot_open
 from tests.fixtures.mooncake_engines import need_mooncake
 from tests.process.worker.server import PROGRAMS
+from tests.process.worker.workers import write_worker
 
 _VERBS = "libibverbs.so.1: cannot open shared object file: No such file or directory"
 _ELSEWHERE = "192.0.2.1"
@@ -174,3 +181,27 @@ def test_with_nothing_in_the_way_it_opens(name: str, said: dict[str, str]) -> No
 def test_memory_of_one_gpu_makes_it_cuda() -> None:
     assert "cannot move host memory" in cannot_open("nixl", ["cpu", "cpu"], TransportError("so"))
     assert "cannot move cuda memory" in cannot_open("nixl", ["cpu", "cuda:1"], TransportError("so"))
+
+
+@dataclass
+class Opening:
+    """A transport that cannot be opened for want of something."""
+
+    is_closed: bool = False
+
+    def make(self, *_: object) -> "Opening":
+        return self
+
+    def open(self, peer: PeerName) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_what_was_opened_in_part_is_closed_whatever_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opening = Opening()
+    monkeypatch.setattr(transports, "transport_kind", lambda name: opening)
+    with pytest.raises(OSError, match="Too many open files"):
+        transports.open_transport(read_spec(write_worker(tmp_path)), PeerName("decode-0.0"), Boot(1), [])
+    assert opening.is_closed

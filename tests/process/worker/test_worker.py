@@ -17,7 +17,7 @@ from deltaserve.process.links.security import LinkSecurity
 from tests.patience import PATIENCE_S
 from tests.ports import taken
 from tests.process.worker.server import running
-from tests.process.worker.workers import ECHO, SECRET, Front, Worker, working, write_worker
+from tests.process.worker.workers import ECHO, NO_FILES, SECRET, Front, Worker, working, write_worker
 
 
 @pytest.fixture
@@ -121,6 +121,7 @@ def test_pages_that_stay_in_quarantine_end_the_worker(tmp_path: Path) -> None:
     [
         ("not-a-model", "deltaserve: config.json: not found in the model folder"),
         ("transport-refuses", "deltaserve: no such network device"),
+        ("transport-lacks-files", f"deltaserve: {NO_FILES}"),
     ],
 )
 def test_a_wrong_configuration_is_one_line_and_exit_code_2(tmp_path: Path, model: str, line: str) -> None:

@@ -20,12 +20,15 @@ from tests.patience import PATIENCE_S
 from tests.process.worker.server import PROGRAMS, environment
 
 SECRET = b"0123456789abcdef" * 3
+NO_FILES = "no more files may be open: raise what a process may have (ulimit -n) ([Errno 24] Too many open files)"
+"""What a worker says that has no descriptor left."""
 ECHO = (sys.executable, str(PROGRAMS / "echo_worker.py"))
 
 
 def write_worker(folder: Path, model: str = "echo", name: str = "decode-0", **changes: Any) -> Path:
     """Spec file of an echo worker; `model` says what goes wrong."""
     secret = folder / "secret"
+    secret.touch(mode=0o600)
     secret.write_bytes(SECRET)
     fields: dict[str, Any] = {
         "name": name,

@@ -36,6 +36,7 @@ from deltaserve.commands.load.traffic import (
     arrival_times,
 )
 from deltaserve.core.errors import ConfigError
+from deltaserve.core.files.result_file import check_place, write_result
 from deltaserve.settings.urls import DEFAULT_URL, admin_root, server_root, url_of
 
 DESCRIPTION = """\
@@ -347,6 +348,8 @@ def run(args: argparse.Namespace) -> int:
     """0: every request completed; 1: some failed or the server could not be reached; 2: bad options."""
     try:
         args = with_url(args)
+        if args.output_file is not None:
+            check_place(args.output_file, "--output-file")
         trials = make_trials(args)
         tokenizer = LocalTokenizer(args.tokenizer) if args.tokenizer else None
         headers = authorization(args.api_key_file)
@@ -364,18 +367,30 @@ def run(args: argparse.Namespace) -> int:
         print(f"bench: {fault(args.base_url, error)}", file=sys.stderr)
         return 1
     summaries = [summarize(measurement) for measurement in measurements]
-    _report(args, what_ran(args, model, trials[0].conversations), measurements, summaries)
+    problems = [_write_json(args, model, measurements, summaries)]  # before all else: nothing may lose it
+    problems += [_report(args, what_ran(args, model, trials[0].conversations), measurements, summaries)]
+    for problem in filter(None, problems):
+        print(f"bench: {problem}", file=sys.stderr)
+    return 1 if any(problems) or any(summary.num_failed for summary in summaries) else 0
+
+
+def _write_json(
+    args: argparse.Namespace, model: str, measurements: Sequence[Measurement], summaries: Sequence[BenchSummary]
+) -> str | None:
+    """What was in the way of the file, if one was asked for."""
+    if args.output_file is None:
+        return None
     settings = {name: str(value) for name, value in vars(args).items()} | {"model": model}
-    if args.output_file:
-        told = [as_json(settings, *pair) for pair in zip(measurements, summaries, strict=True)]
-        whole = told[0] if args.sweep is None else _sweep_json(settings, args.sweep, told)
-        args.output_file.write_text(json.dumps(whole, indent=1) + "\n")
-    return 1 if any(summary.num_failed for summary in summaries) else 0
+    told = [as_json(settings, *pair) for pair in zip(measurements, summaries, strict=True)]
+    whole = told[0] if args.sweep is None else _sweep_json(settings, args.sweep, told)
+    return write_result(args.output_file, "--output-file", json.dumps(whole, indent=1) + "\n")
 
 
 def _report(
     args: argparse.Namespace, title: str, measurements: Sequence[Measurement], summaries: Sequence[BenchSummary]
-) -> None:
+) -> str | None:
+    """Print what was measured, and draw it; what was in the way of the drawing."""
+    problem = None
     console = Console(soft_wrap=True)
     console.print(title, markup=False, highlight=False)
     sweep: Sweep | None = args.sweep
@@ -388,9 +403,19 @@ def _report(
         points = [SweepPoint(*pair) for pair in zip(sweep.values, summaries, strict=True)]
         print_sweep(console, sweep, points)
         if args.sweep_png is not None:
-            draw_sweep(args.sweep_png, title, sweep, points)
-            console.print(f"chart: {args.sweep_png}", markup=False, highlight=False)
+            problem = _draw(args.sweep_png, title, sweep, points)
+            if problem is None:
+                console.print(f"chart: {args.sweep_png}", markup=False, highlight=False)
     _print_errors(measurements)
+    return problem
+
+
+def _draw(path: Path, title: str, sweep: Sweep, points: Sequence[SweepPoint]) -> str | None:
+    try:
+        draw_sweep(path, title, sweep, points)
+    except OSError as error:
+        return f"--sweep-png {path}: {error.strerror or error}"
+    return None
 
 
 def _sweep_json(

@@ -9,6 +9,7 @@ from typing import Any
 from deltaserve.commands.bench.sweep import Sweep, SweepPoint
 from deltaserve.commands.load.reuse import MeanWaits
 from deltaserve.core.errors import ConfigError
+from deltaserve.core.files.result_file import check_place
 
 _LIBRARY = "matplotlib"
 _PANEL_INCHES = (5.5, 4.5)
@@ -21,8 +22,7 @@ def require_chart(path: Path) -> None:
         raise ConfigError(f"--sweep-png needs {_LIBRARY}: pip install {_LIBRARY} (the extra `plot`)")
     if path.suffix != ".png":
         raise ConfigError(f"--sweep-png {path}: the name must end in .png")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--sweep-png {path}: there is no folder {path.parent}")
+    check_place(path, "--sweep-png")
 
 
 def draw_sweep(path: Path, title: str, sweep: Sweep, points: Sequence[SweepPoint]) -> None:

@@ -4,9 +4,7 @@ import codecs
 from pathlib import Path
 
 from deltaserve.core.errors import ConfigError
-from deltaserve.core.files.private_file import read_private
-
-_MAX_KEY_BYTES = 4096
+from deltaserve.core.files.private_file import MAX_KEY_FILE_BYTES, read_private
 
 
 def authorization(path: Path | None) -> dict[str, str]:
@@ -14,7 +12,7 @@ def authorization(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
     where = f"--api-key-file {path}"
-    lines = read_private(path, where, _MAX_KEY_BYTES).removeprefix(codecs.BOM_UTF8).splitlines()
+    lines = read_private(path, where, MAX_KEY_FILE_BYTES).removeprefix(codecs.BOM_UTF8).splitlines()
     keys = [line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith(b"#")]
     if not keys or not keys[0].isascii():
         raise ConfigError(f"{where}: holds no key")

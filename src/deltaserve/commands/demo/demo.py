@@ -26,7 +26,7 @@ from deltaserve.commands.demo.server import DecodeCache
 from deltaserve.commands.demo.talk import GUIDE, SAMPLING, hold, make_talk_table, talk_commands, talk_in_words
 from deltaserve.commands.demo.traffic import Figures, Scene, ask_all, scenes, warm_up
 from deltaserve.core.errors import ConfigError
-from deltaserve.launch.compose import free_port
+from deltaserve.launch.compose import free_ports
 from deltaserve.model.files import model_name
 from deltaserve.settings.flags.options import option_of
 
@@ -39,6 +39,8 @@ NUM_ROUNDS = 3
 """How often each server gets the same traffic; times of one round say little."""
 _SERVER = "deltaserve.commands.demo.server"
 _PLAIN_WIDTH = 96
+_NUM_CANDIDATES = 4
+"""One of them is free beside any port, and the one below and above it."""
 _TRANSPORT = re.compile(r"pages move by (\w+)")
 """What a server says of itself when it starts."""
 
@@ -73,12 +75,12 @@ def run(arguments: argparse.Namespace) -> int:
     """0: every answer was right; 1: some were not, or the server failed. Raises ConfigError, KeyboardInterrupt."""
     model = find_model(Path.cwd(), Path(__file__).resolve().parents[4], PACKED)
     num_askers = NUM_ASKERS_QUICK if arguments.quick else NUM_ASKERS
-    console, port = make_console(), arguments.port or free_port()
+    console, (port, off_port) = make_console(), choose_ports(arguments.port)
     language_model = None if arguments.no_talk else find_language_model()
     if language_model is None and not arguments.no_talk:
         console.print(NO_LANGUAGE_MODEL, markup=False)
     ending = Ending.KEEP if arguments.keep else Ending.STOP
-    demo = Demo(console, model, port, scenes(num_askers))
+    demo = Demo(console, model, (port, off_port), scenes(num_askers))
     try:
         if language_model is None:
             return demo.run(ending)
@@ -86,6 +88,13 @@ def run(arguments: argparse.Namespace) -> int:
     except (OwnServerError, ServerError, httpx.HTTPError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
+
+
+def choose_ports(asked: int | None) -> tuple[int, int]:
+    """Ports of the servers with decode's cache and without: what was asked for, else free ones. The port above each
+    may be taken for admin routes. Raises ConfigError."""
+    free = [port for port in free_ports(_NUM_CANDIDATES) if asked is None or abs(port - asked) > 1]
+    return (free[0] if asked is None else asked), free[-1]
 
 
 def find_model(*roots: Path) -> Path:
@@ -120,24 +129,25 @@ class _Trimmed(io.StringIO):
 class Demo:
     """Two servers side by side, the same traffic to one and the other in turns, one table."""
 
-    def __init__(self, console: Console, model: Path, port: int, acts: tuple[Scene, Scene]) -> None:
+    def __init__(self, console: Console, model: Path, ports: tuple[int, int], acts: tuple[Scene, Scene]) -> None:
+        """`ports`: with decode's cache and without."""
         self._console = console
         self._model = model
-        self._port = port
+        self._port, self._off_port = ports
         self._acts = acts
         self._example = make_example(model)
 
     def run(self, ending: Ending) -> int:
         """Run the demo; the exit code."""
-        off_port, on_url = free_port(), _url(self._port)
+        off_url, on_url = _url(self._off_port), _url(self._port)
         with ExitStack() as stack:
             heard = _StartLines()
             self._say("Starting two servers on this machine, decode's prefix cache on and off: front, prefill, decode.")
             on = stack.enter_context(own_server(_SERVER, self._argv(self._port, DecodeCache.ON), heard))
-            with own_server(_SERVER, self._argv(off_port, DecodeCache.OFF), heard):
+            with own_server(_SERVER, self._argv(self._off_port, DecodeCache.OFF), heard):
                 self._say(f"Ready. Pages move from prefill to decode by {heard.transport}.")
-                self._say(f"To watch in a browser: {on_url}/view with decode's cache, {_url(off_port)}/view without.")
-                comparisons = self._compare(_url(off_port), on_url)
+                self._say(f"To watch in a browser: {on_url}/view with decode's cache, {off_url}/view without.")
+                comparisons = self._compare(off_url, on_url)
             self._console.print(make_table(comparisons))
             self._say(in_words(*comparisons))
             answer = ask(on_url, self._model.name, self._example)

@@ -18,6 +18,8 @@ _TIMES = httpx.Timeout(None, connect=5.0)
 _PROBE_S = 5.0
 _LOOK_S = 1.0
 _MOST_MISSED = 3
+_MOST_UNHEARD = 12
+"""Looks in a row at which nobody answers the call for a connection: a machine that is gone refuses nothing."""
 
 
 class HttpRefusal(DeltaserveError):
@@ -67,14 +69,16 @@ class AskedServer:
         A server that listens and is not ready is not gone: its streams wait for a worker, and new requests may try
         another.
         """
-        missed = 0
-        while missed < _MOST_MISSED:
+        missed, unheard = 0, 0
+        while missed < _MOST_MISSED and unheard < _MOST_UNHEARD:
             await asyncio.sleep(_LOOK_S)
             try:
                 await self._http.get("/livez", timeout=_PROBE_S)
-                missed = 0
+                missed, unheard = 0, 0
+            except httpx.ConnectTimeout:
+                unheard += 1
             except httpx.TimeoutException:
-                pass  # it is busy: there is somebody
+                unheard = 0  # it is busy: there is somebody
             except httpx.HTTPError:
                 missed += 1
         return f"{self.url}: the server is gone"

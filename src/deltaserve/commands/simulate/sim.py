@@ -17,6 +17,7 @@ import msgspec
 from deltaserve.commands.simulate.exhaustive import take_apart
 from deltaserve.commands.simulate.pool import Seeds, run_tasks
 from deltaserve.core.errors import ConfigError
+from deltaserve.core.files.result_file import check_place, write_result
 from deltaserve.sim.knobs import draw_knobs
 from deltaserve.sim.rig import simulate
 from deltaserve.sim.summary import Summary
@@ -54,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"{flag}: {value}, must be at least 1")
     if arguments.trace and arguments.seed is None:
         raise ConfigError("--trace: needs --seed, the run to print")
+    if arguments.json is not None:
+        check_place(arguments.json, "--json")
     if arguments.what == "exhaustive":
         return take_apart(arguments.jobs, arguments.minutes)
     return _run_one(arguments) if arguments.seed is not None else _run_many(arguments)
@@ -87,6 +90,10 @@ def _run_many(arguments: argparse.Namespace) -> int:
             rate = summary.num_runs / (told - started)
             print(f"  {summary.num_runs:,} runs, {rate:.0f} runs/s, {len(summary.breaches)} breaches", flush=True)
     seconds = time.monotonic() - started
+    problem = None
+    if arguments.json is not None:  # before all else: nothing may lose it
+        figures = {"first_seed": first, "seconds": round(seconds, 1), **msgspec.to_builtins(summary)}
+        problem = write_result(arguments.json, "--json", json.dumps(figures, indent=1) + "\n")
     print("\n".join(summary.lines()))
     print(f"{summary.num_runs / seconds:.1f} runs/s over {arguments.jobs} processes, {seconds:.0f} s")
     gaps = summary.gaps() if arguments.gates else []  # a few seeds hit little: without gates that is no finding
@@ -94,10 +101,9 @@ def _run_many(arguments: argparse.Namespace) -> int:
         print(f"too rare: {gap}")
     for run, _ in summary.breaches[:3]:
         print(f"to see it: deltaserve sim faults --{run} --trace")
-    if arguments.json is not None:
-        figures = {"first_seed": first, "seconds": round(seconds, 1), **msgspec.to_builtins(summary)}
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
-    return 1 if summary.breaches or gaps else 0
+    if problem is not None:
+        print(problem)
+    return 1 if summary.breaches or gaps or problem is not None else 0
 
 
 def _batches(first: int, end: int, arguments: argparse.Namespace) -> Iterator[Seeds]:

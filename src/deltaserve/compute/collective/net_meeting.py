@@ -3,8 +3,9 @@
 import socket
 from dataclasses import dataclass, field
 
+from deltaserve.core.files.private_file import MIN_KEY_BYTES
+
 _BACKLOG = 128
-_MIN_KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,8 @@ class NetMeeting:
     """Secret of all that are to meet, and of nobody else."""
 
     def __post_init__(self) -> None:
-        if len(self.key) < _MIN_KEY_BYTES:
-            raise ValueError(f"key of the ranks has {len(self.key)} bytes; at least {_MIN_KEY_BYTES} are needed")
+        if len(self.key) < MIN_KEY_BYTES:
+            raise ValueError(f"key of the ranks has {len(self.key)} bytes; at least {MIN_KEY_BYTES} are needed")
 
 
 def listen_at(address: tuple[str, int]) -> socket.socket:

@@ -14,6 +14,21 @@ _ROOT = 0
 _MOUNTED = Path("/run/secrets")
 MIN_KEY_BYTES = 32
 """Fewest bytes of any secret: shorter ones can be guessed."""
+MAX_KEY_BYTES = 4096
+"""Most bytes of a file that holds one secret."""
+MAX_KEY_FILE_BYTES = 1 << 20
+"""Most bytes of a file of API keys, which server and clients read."""
+
+
+def read_key(path: Path, where: str) -> bytes:
+    """The one secret that the file holds, without surrounding white space. Raises ConfigError that begins with `where`
+    and never shows it."""
+    key = read_private(path, where, MAX_KEY_BYTES).strip()
+    if len(key) < MIN_KEY_BYTES:
+        raise ConfigError(
+            f"{where}: {len(key)} bytes, at least {MIN_KEY_BYTES} are needed (head -c 48 /dev/random | base64)"
+        )
+    return key
 
 
 def read_private(path: Path, where: str, max_bytes: int) -> bytes:

@@ -1,6 +1,7 @@
 """Keeps one worker running on this node, and tells who asks how it is: the part of a launcher that needs no library of
 its own. Tokens and pages never come by here: the worker has links and transfers of its own."""
 
+import logging
 import secrets
 import sys
 import threading
@@ -20,6 +21,8 @@ from deltaserve.process.children.child import ChildSpec, Kind
 from deltaserve.process.children.child_events import AllReady, ChildEvent, Ended, IsReady, Stopping
 from deltaserve.process.children.exits import Exit
 from deltaserve.process.children.private_folder import private_folder
+
+_log = logging.getLogger(__name__)
 
 _PORT_WAIT_S = 30.0
 """How long the port may be taken by a worker that is just ending here."""
@@ -94,6 +97,10 @@ class WorkerKeeper:
         except OSError as error:
             self._say(f"{self._worker.name}: {error}")
             code = Exit.FAILED
+        except Exception as error:  # whoever asks must not take it for one that runs
+            _log.exception("the keeper of %s failed", self._worker.name)
+            self._say(f"{self._worker.name}: {type(error).__name__}: {one_line(error)}")
+            code = Exit.FAILED
         with self._lock:
             self._is_ready, self._exit_code = False, int(code)
 
@@ -116,7 +123,7 @@ class WorkerKeeper:
                     return Exit.OK
             code = supervisor.keep()
             if code is not Exit.OK and options.log_dir is folder:
-                self._say(f"{worker.name}: its log is kept on {self._host}: {keep_logs(folder)}")
+                self._say(f"{worker.name}, on {self._host}: {keep_logs(folder)}")
             return code
 
     def _wait_for_port(self) -> None:

@@ -181,9 +181,9 @@ class KnownPlaces:
         self._hosts[name] = host
         return is_news
 
-    def forget(self, name: str) -> bool:
-        """Take note that it will not come back; whether it was anywhere."""
-        return self._hosts.pop(name, None) is not None
+    def forget(self, name: str) -> None:
+        """Take note that it will not come back."""
+        self._hosts.pop(name, None)
 
     def lines(self) -> str:
         """The list of workers, for the file that fronts look at."""

@@ -85,7 +85,11 @@ class Child:
         """Raises OSError when the program cannot be started, or not be watched; then there is no process."""
         self.spec = spec
         self._log = log
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            log.close()
+            raise
         self.is_mute = False
         self._channel = ours
         ours.setblocking(False)

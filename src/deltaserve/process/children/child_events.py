@@ -53,10 +53,17 @@ class Ended:
     code: int
     """Exit code as subprocess has it: negative for a signal."""
     tail: tuple[str, ...] = ()
+    killed_because: str | None = None
+    """Why the supervisor has killed it; None: it has not."""
 
     def __str__(self) -> str:
-        hint = _BY_FORCE if self.code == -signal.SIGKILL and not self.tail else ""
+        hint = self._by_force() if self.code == -signal.SIGKILL else ""
         return "\n    ".join([f"{self.name}: ended with {how_it_ended(self.code)}{hint}", *self.tail])
+
+    def _by_force(self) -> str:
+        if self.killed_because is not None:
+            return f" (the supervisor's: {self.killed_because})"
+        return "" if self.tail else _BY_FORCE
 
 
 @dataclass(frozen=True, slots=True)

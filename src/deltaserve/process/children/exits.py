@@ -15,6 +15,8 @@ from contextlib import suppress
 from enum import IntEnum
 from typing import NoReturn
 
+from deltaserve.process.children.unblocked import unblocked
+
 _log = logging.getLogger(__name__)
 
 
@@ -47,7 +49,12 @@ class ProcessOver(Exception):
 
 def how_it_ended(code: int) -> str:
     """How another process ended, in words. `code`: as subprocess has it, negative for a signal."""
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal, of which only the first and the last have names
+        return f"signal {-code}"
 
 
 def end_process(code: Exit, reason: str) -> NoReturn:
@@ -58,16 +65,30 @@ def end_process(code: Exit, reason: str) -> NoReturn:
 
 def end_stuck(reason: str) -> NoReturn:
     """Something makes no progress: show where every thread is, and end."""
-    faulthandler.dump_traceback(sys.stderr, all_threads=True)
+    if sys.stderr is not None:
+        with suppress(OSError):  # no descriptor is left, or nobody reads any more
+            print(_stacks(), end="", file=unblocked(sys.stderr), flush=True)
     end_process(Exit.STUCK, reason)
+
+
+def _stacks() -> str:
+    """Where every thread is. Raises OSError.
+
+    By way of memory: the dump holds the interpreter while it writes, to a pipe that nobody reads for ever.
+    """
+    with open(os.memfd_create("stacks"), "r+b", buffering=0) as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read().decode(errors="replace")
 
 
 def leave(code: Exit) -> NoReturn:
     """End now. Native libraries with threads of their own may crash in an interpreter's orderly exit."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # a full disk
-            stream.flush()
+        if stream is not None:  # as it is where the process was started with a closed descriptor
+            with suppress(OSError):  # a full disk
+                stream.flush()
     os._exit(code)
 
 

@@ -12,6 +12,8 @@ class ForkRequest(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
     """The command that the new process does in place of, and that `ps` shows."""
     env: Mapping[str, str]
     """Added to the preload process's own environment."""
+    supervisor: int
+    """Process id of who asks, and is to be its parent."""
 
 
 class ForkAnswer(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -87,8 +87,10 @@ def _fork_again(tells: int, waits: int, go: int, become: Callable[[], None]) -> 
 
 
 def _become(asked: ForkRequest, descriptors: Sequence[int], channel: socket.socket, run: Run) -> None:
-    """Be a process as `asked.argv` would have started it: session, streams, environment, arguments."""
-    supervisor = os.getppid()
+    """Be a process as `asked.argv` would have started it: session, streams, environment, arguments. Returns where the
+    supervisor has not adopted it: that starts another one in its place, and knows nothing of this one."""
+    if os.getppid() != asked.supervisor:
+        return
     channel.close()
     os.setsid()
     output, own_channel = descriptors
@@ -96,7 +98,7 @@ def _become(asked: ForkRequest, descriptors: Sequence[int], channel: socket.sock
     os.dup2(output, 2)
     os.close(output)
     os.environ.update(asked.env)
-    os.environ[PARENT_VARIABLE] = f"{own_channel}:{supervisor}"
+    os.environ[PARENT_VARIABLE] = f"{own_channel}:{asked.supervisor}"
     show_command(asked.argv)
     sys.argv = list(asked.argv[2:])
     run(sys.argv)

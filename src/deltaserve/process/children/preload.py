@@ -54,7 +54,7 @@ class Preload:
     def fork(self, spec: ChildSpec, output: int, channel: socket.socket) -> Started:
         """Start `spec.argv` by forking the process, which is ready. Raises OSError where it does not answer, or the
         new process is no child of this one (a sandbox may not know of adoption)."""
-        request = encode(ForkRequest(spec.argv, spec.env))
+        request = encode(ForkRequest(spec.argv, spec.env, os.getpid()))
         own = self._child.channel
         with _adopting():
             socket.send_fds(own, [request], [output, channel.fileno()])

@@ -11,7 +11,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from deltaserve.core.errors import ConfigError
@@ -35,15 +35,13 @@ def private_folder(state_dir: str | None = None) -> Iterator[Path]:
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_orphans(parent)
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        lock = _open_folder(folder)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        (folder / _MARK).touch(mode=0o600)
+        lock = _locked(folder)
     except OSError as error:
         raise ConfigError(f"{where}: no folder can be made for a start ({error.strerror or error})") from None
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         os.close(lock)
 
 
@@ -51,7 +49,34 @@ def remove_orphans(parent: Path) -> None:
     """Remove what starts of this user left there whose process is dead. Others' folders are not touched."""
     for folder in parent.glob(f"{_PREFIX}*"):
         if _is_orphan(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
+
+
+def _locked(folder: Path) -> int:
+    """A descriptor that holds the lock on the new folder, which is marked now. Raises OSError; then there is none."""
+    lock: int | None = None
+    try:
+        lock = _open_folder(folder)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / _MARK).touch(mode=0o600)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+        raise
+    return lock
+
+
+def _remove(folder: Path) -> None:
+    """The mark last: what is left when this is cut short, secrets perhaps, is found by the next start."""
+    with suppress(OSError):
+        for path in [path for path in folder.iterdir() if path.name != _MARK]:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    path.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _open_folder(folder: Path) -> int:

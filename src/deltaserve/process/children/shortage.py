@@ -12,11 +12,12 @@ _MEMORY = (
     "--mem-fraction-static, or take fewer workers or a smaller model"
 )
 _THREADS = "no more threads may be started: raise what this user may have (ulimit -u), or the container (pids)"
+_FILES = "no more files may be open: raise what a process may have (ulimit -n)"
 _OF_SYSTEM = {
     errno.ENOMEM: _MEMORY,
     errno.EAGAIN: _THREADS,
     errno.EFBIG: "no file may be so large (ulimit -f), as the pages that a peer reads: raise it, or lower --num-pages",
-    errno.EMFILE: "no more files may be open: raise what a process may have (ulimit -n)",
+    errno.EMFILE: _FILES,
     errno.ENFILE: "no more files may be open: raise what the machine may have (sysctl fs.file-max)",
     errno.ENOSPC: "a disk is full: free some of it, or choose another folder (--state-dir, --log-dir, TMPDIR)",
 }
@@ -25,8 +26,11 @@ _OF_LIBRARIES = {
     "annot allocate memory": _MEMORY,
     "an't allocate memory": _MEMORY,
     "out of memory": _MEMORY,
+    "Too many open files": _FILES,
+    "Authenticator thread failed to start": _FILES,
 }
-"""What messages of libraries have in them."""
+"""What messages of libraries have in them. Those of ZeroMQ are no OSError; its authenticator's thread lacks files for
+its loop."""
 
 
 @contextmanager
@@ -36,7 +40,7 @@ def telling_shortage() -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (OSError, RuntimeError, MemoryError) as error:
+    except Exception as error:
         lacks = _lack_in(error)
         if lacks is None:
             raise

@@ -117,7 +117,7 @@ class ForUser(logging.Handler):
         self._num_lines = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.created - self._window_began >= _WINDOW_S:
+        if not 0.0 <= record.created - self._window_began < _WINDOW_S:  # over, or the clock was set back
             self._window_began, self._num_lines = record.created, 0
         self._num_lines += 1
         if self._num_lines <= _LINES_PER_WINDOW:

@@ -40,6 +40,8 @@ from deltaserve.server.text.answers.answer_choice import Parsers
 from deltaserve.server.text.text_codec import TextCodec
 from deltaserve.settings.worker_list import parse_workers
 
+_log = logging.getLogger(__name__)
+
 _READY_POLL_S = 0.05
 _LIFE_S = 0.5
 _STUCK_AFTER_S = 10
@@ -94,14 +96,20 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
     try:
         await serve(app, settings, stop=stop, hurry=hurry, on_listening=on_listening)
     finally:
-        for task in helpers:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await _end(helpers)
         engine.close()
         if spans is not None:
             await asyncio.to_thread(spans.close)
     return Exit.INTEGRITY if engine.breached.is_set() else Exit.OK
+
+
+async def _end(helpers: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel them, and log what went wrong in one: it keeps nobody from ending what follows."""
+    for task in helpers:
+        task.cancel()
+    for result in await asyncio.gather(*helpers, return_exceptions=True):
+        if isinstance(result, Exception):
+            _log.error("a helper of the front failed", exc_info=result)
 
 
 def _span_sink(url: str, name: str) -> SpanSink:

@@ -4,12 +4,10 @@ import re
 from pathlib import Path
 
 from deltaserve.core.errors import ConfigError
-from deltaserve.core.files.private_file import MIN_KEY_BYTES, read_private
+from deltaserve.core.files.private_file import MAX_KEY_FILE_BYTES, MIN_KEY_BYTES, read_key, read_private
 from deltaserve.core.ids import Namespace
 from deltaserve.server.settings import ApiKey, Right
 
-MAX_KEY_BYTES = 4096
-_MAX_KEY_FILE_BYTES = 1 << 20
 NO_CLUSTER_KEY = (
     "--cluster-key-file: missing; the router and its workers must share one key: "
     "(umask 077; head -c 48 /dev/random | base64 > cluster.key)"
@@ -19,20 +17,14 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 
 def read_cluster_key(path: Path) -> bytes:
     """The key all workers share, without surrounding white space. Raises ConfigError, which never shows the key."""
-    where = f"--cluster-key-file {path}"
-    key = read_private(path, where, MAX_KEY_BYTES).strip()
-    if len(key) < MIN_KEY_BYTES:
-        raise ConfigError(
-            f"{where}: {len(key)} bytes, at least {MIN_KEY_BYTES} are needed (head -c 48 /dev/random | base64)"
-        )
-    return key
+    return read_key(path, f"--cluster-key-file {path}")
 
 
 def read_api_keys(path: Path) -> tuple[ApiKey, ...]:
     """Keys of a file readable by its owner only. Raises ConfigError naming the file and the line, never the key."""
     where = f"--api-key-file {path}"
     try:
-        text = read_private(path, where, _MAX_KEY_FILE_BYTES).decode("utf-8-sig")  # some editors begin with a mark
+        text = read_private(path, where, MAX_KEY_FILE_BYTES).decode("utf-8-sig")  # some editors begin with a mark
     except UnicodeDecodeError:
         raise ConfigError(f"{where}: not UTF-8") from None
     keys: dict[str, ApiKey] = {}

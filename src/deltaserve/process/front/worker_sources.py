@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from deltaserve.core.errors import one_line
 from deltaserve.settings.worker_list import WorkerEntry, parse_workers
 
 _log = logging.getLogger(__name__)
@@ -39,10 +40,10 @@ class _Complaints:
         self._source = source
         self._last: str | None = None
 
-    def tell(self, problem: str | None) -> None:
+    def tell(self, problem: str | None, unforeseen: Exception | None = None) -> None:
         if problem != self._last:
             if problem is not None:
-                _log.warning("%s: %s; what it said last counts on", self._source, problem)
+                _log.warning("%s: %s; what it said last counts on", self._source, problem, exc_info=unforeseen)
             else:
                 _log.info("%s: readable again", self._source)
             self._last = problem
@@ -73,13 +74,15 @@ async def _watch(
     while True:
         try:
             entries = await look()
+            if entries != last:
+                listener(source, entries)
+                last = entries
         except (OSError, ValueError) as error:  # socket.gaierror is an OSError
             complaints.tell(words_of(error))
+        except Exception as error:  # no thread to look with, for one; nobody else would look again
+            complaints.tell(f"{type(error).__name__}: {one_line(error)}", error)
         else:
             complaints.tell(None)
-            if entries != last:
-                last = entries
-                listener(source, entries)
         await asyncio.sleep(every_s)
 
 

@@ -25,9 +25,12 @@ from deltaserve.core.keys import KEY_BYTES
 from deltaserve.process.children.exits import start_thread
 from deltaserve.process.children.mailbox import Mailbox
 from deltaserve.process.links.ends import Context, Socket
+from deltaserve.process.links.rare_log import RareLog
 from deltaserve.settings.kv_events import KvEventsConfig
 
-_log = logging.getLogger(__name__)
+_LOG_EVERY_S = 5.0
+_MOST_QUESTIONS = 256
+"""In a turn: who asks without end must not keep others from hearing what is new."""
 MAX_KEPT_BYTES = 256 << 20
 """Most bytes of batches that are kept for those who ask again, however few they are."""
 _LAST_WORDS_MS = 200
@@ -81,6 +84,7 @@ class BlockPublisher:
         self._num_kept_bytes = 0
         self._most_kept = config.buffer_steps
         self._next = 0
+        self._log = RareLog(logging.getLogger(__name__), time.monotonic, _LOG_EVERY_S)
         self._inbox: Mailbox[tuple[BlockChange, ...] | None] = Mailbox()
         self._context: Context = zmq.Context()
         replay = config.replay_endpoint
@@ -135,11 +139,14 @@ class BlockPublisher:
             self._num_kept_bytes -= len(payload)
 
     def _answer(self) -> None:
-        """Every listener that asks gets what is kept from the number it names on."""
-        while self._router is not None and self._router.poll(0):
+        """Every listener that asks gets what is kept from the number it names on; a few of them before the next
+        batches are published."""
+        for _ in range(_MOST_QUESTIONS):
+            if self._router is None or not self._router.poll(0):
+                return
             who, *question = self._router.recv_multipart()
             if len(question[-1]) != 8:
-                _log.warning("a listener of KV events asked for number %r: 8 bytes are one", question[-1][:20])
+                self._log.warn(f"a listener of KV events asked for number {question[-1][:20]!r}: 8 bytes are one")
                 continue
             first = int.from_bytes(question[-1], "big")
             for message in [each for each in self._kept if each[0] >= first]:

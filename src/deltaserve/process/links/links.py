@@ -19,6 +19,7 @@ from deltaserve.core.wire.messages import Envelope, PeerAddress
 from deltaserve.process.links.ends import Change, Context, Dialer, Listener, SendOutcome, Socket, receive_parts
 from deltaserve.process.links.limits import LinkLimits, LinkStats
 from deltaserve.process.links.name_contexts import NameContexts, host_name, look_up
+from deltaserve.process.links.rare_log import RareLog
 from deltaserve.process.links.security import LinkSecurity
 from deltaserve.process.links.strikes import LinkKey, Strikes
 
@@ -61,7 +62,7 @@ class Links:
         self._routes: OrderedDict[PeerName, tuple[bytes, ...]] = OrderedDict()  # the connection heard last comes first
         """Name |-> the listener's connection it was last seen on."""
         self._strikes = Strikes(limits, clock)
-        self._log = _RareLog(clock, _LOG_EVERY_S)
+        self._log = RareLog(logging.getLogger(__name__), clock, _LOG_EVERY_S)
         self._refused: Counter[PeerName] = Counter()
         """Handshakes in a row that ended before a dialled peer was there, over redials too."""
         self._refused_at: dict[PeerName, float] = {}
@@ -96,24 +97,28 @@ class Links:
         known = self._dialled.get(name)
         if known is not None and known.url == address.url:
             return
-        host = host_name(address.url)
+        if self._connect(name, address.url) is not None and known is not None:
+            self._refused.pop(name, None)
+
+    def _connect(self, name: PeerName, url: str) -> Dialer | None:
+        """A new connection in place of the one that there is. None: none could be made, and that one stays."""
+        host = host_name(url)
         context = self._context if host is None else self._name_contexts.take()
         try:
-            dialer = Dialer(context, address.url, self._limits, self._security)
+            dialer = Dialer(context, url, self._limits, self._security)
         except ConfigError as error:
             if host is not None:
                 self._name_contexts.give_back(context)
             self.stats.refused_dials += 1
             self._log.warn(f"peer {name}: {error}")
-            return
+            return None
         self._close_dialled(name)
-        if known is not None:
-            self._refused.pop(name, None)
         self._dialled[name] = dialer
         self._dialled_at[name] = self._clock()
         self._names[dialer.socket] = name
         if host is not None:
             self._lookups[name] = look_up(host)
+        return dialer
 
     def hang_up(self, peer: PeerName) -> None:
         """Forget how to reach `peer`. Frames already accepted still leave within half a second."""
@@ -276,12 +281,13 @@ class Links:
         """Give a connection up that leads nowhere, and its frames with it; not more often than every `redial_s`."""
         if self._clock() - self._dialled_at[peer] < self._limits.redial_s:
             return SendOutcome.STUCK
+        self._dialled_at[peer] = self._clock()
+        dialer = self._connect(peer, url)
+        if dialer is None:  # for want of descriptors, say: the next frames try again
+            return SendOutcome.STUCK
         self.stats.redialled += 1
         self._log.warn(f"the link to {peer} leads nowhere: dialled again")
-        self._close_dialled(peer)
-        self.dial(PeerAddress(name=peer, url=url))
-        dialer = self._dialled.get(peer)
-        return SendOutcome.NO_LINK if dialer is None else dialer.send(frame)
+        return dialer.send(frame)
 
     def _note_source(self, key: LinkKey, name: PeerName) -> None:
         """Remember where a name was seen. A dialled link carries the frames of the dialled peer only."""
@@ -308,22 +314,3 @@ def _read(payload: list[bytes]) -> Envelope:
     if len(payload) != 1:
         raise ProtocolError(f"{len(payload)} parts in a message of one")
     return decode(payload[0])
-
-
-class _RareLog:
-    """Writes at most one warning in a while, and says how many it kept back."""
-
-    def __init__(self, clock: Callable[[], float], every_s: float) -> None:
-        self._clock = clock
-        self._every_s = every_s
-        self._logger = logging.getLogger(__name__)
-        self._next_at: float | None = None
-        self._num_kept = 0
-
-    def warn(self, text: str) -> None:
-        now = self._clock()
-        if self._next_at is not None and now < self._next_at:
-            self._num_kept += 1
-            return
-        self._logger.warning("%s%s", text, f" ({self._num_kept} more like it)" if self._num_kept else "")
-        self._next_at, self._num_kept = now + self._every_s, 0

@@ -12,7 +12,8 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
-MIN_KEY_BYTES = 32
+from deltaserve.core.files.private_file import MIN_KEY_BYTES
+
 _DOMAIN = b"deltaserve"
 """Authentication domain of ZeroMQ: with one enforced, a listener without a running authenticator accepts nobody."""
 

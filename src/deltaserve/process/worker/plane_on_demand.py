@@ -13,20 +13,23 @@ from deltaserve.control.transfer.commands import (
 from deltaserve.control.transfer.plane_turns import DataPlane
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.transport import FenceResult
+from deltaserve.process.children.shortage import telling_shortage
 
 
 class PlaneOnDemand:
     """Opens the plane with the first endpoint; until then there is nothing that could be moved or fenced."""
 
     def __init__(self, open_plane: Callable[[], DataPlane]) -> None:
-        """`open_plane` raises ConfigError; that peer is then told that there is no endpoint for it."""
+        """`open_plane` raises ConfigError, or the machine lacks something: that peer is then told that there is no
+        endpoint for it."""
         self._open_plane = open_plane
         self._plane: DataPlane | None = None
 
     def perform(self, command: TransferCommand, now: float) -> list[TransferReport]:
         if self._plane is None and isinstance(command, OpenEndpoint):
             try:
-                self._plane = self._open_plane()
+                with telling_shortage():
+                    self._plane = self._open_plane()
             except ConfigError as error:
                 return [EndpointFailed(command.peer, command.greeting, str(error))]
         if self._plane is not None:

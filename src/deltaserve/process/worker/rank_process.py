@@ -98,7 +98,8 @@ def _follow(file: Path, rank: int, parent: Parent, build: BuildRank) -> None:
 
 def _move(open_plane: Callable[[], DataPlane], channel: RankChannel, parent: Parent, name: str) -> None:
     try:
-        plane = open_plane()
+        with telling_shortage():
+            plane = open_plane()
     except ConfigError as error:
         end_refused(error, parent)
     parent.ready(name, 0)

@@ -22,7 +22,7 @@ def open_transport(spec: WorkerSpec, me: PeerName, boot: Boot, regions: Sequence
                 transport.register(region)
             transport.open(_WARM_UP)  # loads the library: half a second that the first request would wait for
             transport.fence(_WARM_UP)
-        except TransportError:
+        except BaseException:
             transport.close()
             raise
     except TransportError as error:

@@ -112,10 +112,10 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tup
             ranks.wait_ready()
         links = Links(security)
         port = _listen(links, spec, parent)  # who finds the port open takes the worker for ready
-    answers: Mailbox[StepResult | Reports] = Mailbox()
-    step = _step_thread(parts, answers)
-    threads = Threads(step, TransferThread(parts.open_plane, answers), answers, _block_publisher(spec), parts.grammars)
-    watchdog = Watchdog(spec.stuck_after_s)
+        answers: Mailbox[StepResult | Reports] = Mailbox()
+        step, transfer = _step_thread(parts, answers), TransferThread(parts.open_plane, answers)
+        threads = Threads(step, transfer, answers, _block_publisher(spec), parts.grammars)
+        watchdog = Watchdog(spec.stuck_after_s)
     options = LoopOptions(
         drain_grace_s=spec.drain_grace_s,
         fence_after_s=spec.options.drain_timeout_s,

@@ -9,6 +9,7 @@ from deltaserve.control.engine.api import InstanceOptions
 from deltaserve.control.transfer.staging import StagingMode
 from deltaserve.core.branches import ATTENTION, DRAFTS, TRANSPORTS
 from deltaserve.core.errors import ConfigError
+from deltaserve.core.files.private_file import read_key
 from deltaserve.core.ids import Role
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.quantization import Quantization
@@ -195,10 +196,4 @@ def read_spec(path: Path) -> WorkerSpec:
 
 def read_secret(spec: WorkerSpec) -> bytes:
     """The cluster secret. Raises ConfigError, which never shows it."""
-    try:
-        secret = Path(spec.secret_path).read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"cluster secret {spec.secret_path}: {error.strerror}") from None
-    if len(secret) < 32:
-        raise ConfigError(f"cluster secret {spec.secret_path}: {len(secret)} bytes, at least 32 are needed")
-    return secret
+    return read_key(Path(spec.secret_path), f"cluster secret {spec.secret_path}")

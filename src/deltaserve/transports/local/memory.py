@@ -42,7 +42,11 @@ class EpochWord:
 
     def __init__(self) -> None:
         self.file = sealed_file(_WORD_BYTES, "deltaserve-epoch")
-        self._mapping = mmap.mmap(self.file, _WORD_BYTES)
+        try:
+            self._mapping = mmap.mmap(self.file, _WORD_BYTES)
+        except OSError:
+            os.close(self.file)
+            raise
         self._word: ctypes.c_uint64 | None = ctypes.c_uint64.from_buffer(self._mapping)
         self._word.value = _STANDS
 

@@ -80,8 +80,12 @@ def check_sealed(file: int, num_bytes: int) -> None:
 def sealed_file(num_bytes: int, name: str) -> int:
     """Descriptor of zeroed memory that anybody it is handed to may map, and whose size nobody can change."""
     file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(file, num_bytes)
-    fcntl.fcntl(file, fcntl.F_ADD_SEALS, _FIXED_SIZE)
+    try:
+        os.ftruncate(file, num_bytes)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, _FIXED_SIZE)
+    except OSError:
+        os.close(file)
+        raise
     return file
 
 

@@ -103,7 +103,11 @@ class _LocalEndpoint:
         self._strangers: list[socket.socket] = []
         """Connections that have said nothing yet."""
         self._word = EpochWord()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            self._word.end()
+            raise
         try:
             self._listener.setblocking(False)
             path = folder.path(self.card.name)

@@ -1,7 +1,7 @@
 """The transport's end of an engine process: start it, talk to it, end it."""
 
 import os
-import select
+import selectors
 import socket
 import subprocess
 import sys
@@ -41,13 +41,16 @@ class EngineProcess:
 
     def __init__(self, options: MooncakeOptions, regions: Sequence[Region]) -> None:
         """Starts it. Raises TransportError when there is no such process afterwards."""
-        self._control, theirs = socket.socketpair()
+        files = [_file(region) for region in regions]
+        try:
+            self._control, theirs = socket.socketpair()
+        except OSError as error:
+            raise TransportError(f"mooncake: no process for an engine: {error.strerror}") from None
         self._control.setblocking(False)
         self._received = FrameBuffer(_MAX_FRAME_BYTES)
         self._unsent = bytearray()
         self.is_alive = True
         """False once it has closed its end: then nothing more will be heard of it."""
-        files = [_file(region) for region in regions]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "deltaserve.transports.mooncake.engine", str(theirs.fileno())],
@@ -71,8 +74,12 @@ class EngineProcess:
     def wait_ready(self) -> EngineCard:
         """Where peers find it. Raises TransportError when it does not start."""
         give_up = time.monotonic() + _START_LIMIT_S
+        selector = selectors.PollSelector()  # takes descriptors above 1023, and none for itself
+        selector.register(self._control, selectors.EVENT_READ)
         while self.is_alive and (left := give_up - time.monotonic()) > 0:
-            select.select([self._control], [self._control] if self._unsent else [], [], left)
+            writing = selectors.EVENT_WRITE if self._unsent else 0
+            selector.modify(self._control, selectors.EVENT_READ | writing)
+            selector.select(left)
             for frame in self.receive():
                 if isinstance(frame, EngineReady):
                     return frame.card

@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from ctypes import addressof, c_char
+from threading import Timer
 from typing import Any
 
 from deltaserve.core.extents import Copy, Region, Span
@@ -20,12 +21,14 @@ from deltaserve.core.ids import Boot, PeerName
 from deltaserve.core.transport import RemoteRank, RemoteRegion, TransportError
 from deltaserve.transports.gpu_trial import cuda_major, gpu_problem, has_gpu
 from deltaserve.transports.nixl.library import fitting_packages, how_to_install
-from deltaserve.transports.nixl.ucx_environment import ucx_environment
+from deltaserve.transports.nixl.ucx_environment import ucx_environment, ucx_log_level
 from deltaserve.transports.probing import NUM_BYTES, REGION, poll
 from deltaserve.transports.registry import TransportOptions, cannot_open, installed_version, transport_kind
 
 _LOOPBACK = TransportOptions(tls="tcp,self", devices="lo")
 _CUDA_LOOPBACK = TransportOptions(tls="tcp,cuda_copy,self", devices="lo")
+_LIMIT_S = 90.0
+"""Both load the library, and wait for each other for as long as a poll does."""
 _WRITER, _READER = "doctor-p", "doctor-d"
 
 
@@ -38,11 +41,9 @@ def check(asked: TransportOptions | None) -> Iterator[Line]:
         return
     yield Line(Level.OK, "library", " ".join(found))
     options = asked or _LOOPBACK
-    writer, reader = children = [_start(_WRITER, _READER, options), _start(_READER, _WRITER, options)]
+    children = [_start(_WRITER, _READER, options), _start(_READER, _WRITER, options)]
     try:
-        yield _probe(writer, reader, options)
-    except (OSError, ValueError, KeyError) as error:
-        yield Line(Level.FAIL, "transfer", _reason(children) or _cannot(type(error).__name__))
+        yield _tried(children, options)
     finally:
         for child in children:
             child.kill()
@@ -51,10 +52,31 @@ def check(asked: TransportOptions | None) -> Iterator[Line]:
         yield _on_gpu(asked)
 
 
+def _tried(children: list["subprocess.Popen[str]"], options: TransportOptions) -> Line:
+    """What comes of it within the limit, at which both are ended."""
+    writer, reader = children
+
+    def end_both() -> None:
+        writer.kill()
+        reader.kill()
+
+    limit = Timer(_LIMIT_S, end_both)
+    limit.start()
+    try:
+        return _probe(writer, reader, options)
+    except (OSError, ValueError, KeyError) as error:
+        is_over = limit.finished.is_set()
+        reason = _cannot(f"nothing came of it within {_LIMIT_S:g} s") if is_over else _reason(children)
+        return Line(Level.FAIL, "transfer", reason or _cannot(type(error).__name__))
+    finally:
+        limit.cancel()
+        limit.join()
+
+
 def _on_gpu(asked: TransportOptions | None) -> Line:
     """Workers of one serve need it not: it is an obstacle where nixl was asked for."""
     options = asked or _CUDA_LOOPBACK
-    environment = ucx_environment(options.tls, options.devices)
+    environment = _environment(options)
     problem = gpu_problem("deltaserve.transports.nixl.gpu_check", environment, options.tls, options.devices)
     if problem is None:
         return Line(Level.OK, "transfer", f"nixl over {options.tls}: a page of cuda:0 is registered")
@@ -82,8 +104,13 @@ def _start(name: str, peer: str, options: TransportOptions) -> "subprocess.Popen
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **ucx_environment(options.tls, options.devices)},
+        env={**os.environ, **_environment(options)},
     )
+
+
+def _environment(options: TransportOptions) -> dict[str, str]:
+    """As workers have it."""
+    return {**ucx_environment(options.tls, options.devices), **ucx_log_level()}
 
 
 def _probe(writer: "subprocess.Popen[str]", reader: "subprocess.Popen[str]", options: TransportOptions) -> Line:
@@ -99,10 +126,13 @@ def _probe(writer: "subprocess.Popen[str]", reader: "subprocess.Popen[str]", opt
 
 
 def _hear(child: "subprocess.Popen[str]") -> dict[str, Any]:
-    """The next answer. A child that does not answer ends itself; then this raises ValueError."""
+    """The next answer, a line of JSON; others are the library's. Raises ValueError where the child has ended."""
     assert child.stdout is not None
-    found: dict[str, Any] = json.loads(child.stdout.readline())
-    return found
+    for line in child.stdout:
+        if line.startswith("{"):
+            found: dict[str, Any] = json.loads(line)
+            return found
+    raise ValueError("no answer")
 
 
 def _tell(child: "subprocess.Popen[str]", message: dict[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """The entry of this transport: see `TransportKind`."""
 
 import importlib
-import os
 from collections.abc import Mapping
 
 from deltaserve.core.errors import ConfigError
@@ -11,7 +10,7 @@ from deltaserve.transports.gpu_trial import cuda_major
 from deltaserve.transports.nixl.checks import check
 from deltaserve.transports.nixl.library import fitting_packages, how_to_install
 from deltaserve.transports.nixl.options import FENCED_BY_CLOSE, NixlOptions
-from deltaserve.transports.nixl.ucx_environment import ucx_environment
+from deltaserve.transports.nixl.ucx_environment import ucx_environment, ucx_log_level
 from deltaserve.transports.registry import (
     DataAddress,
     DataNetwork,
@@ -36,9 +35,7 @@ def _make(me: PeerName, boot: Boot, options: TransportOptions) -> Transport:
 
 
 def _environment(options: TransportOptions) -> Mapping[str, str]:
-    """A peer that dies is told in our log; UCX would add errors of its own to the terminal."""
-    quiet = {"UCX_LOG_LEVEL": os.environ.get("UCX_LOG_LEVEL", "fatal")}
-    return {**ucx_environment(options.tls, options.devices), **quiet}
+    return {**ucx_environment(options.tls, options.devices), **ucx_log_level()}
 
 
 def _listen(flags: TransferFlags, network: DataNetwork) -> DataAddress:

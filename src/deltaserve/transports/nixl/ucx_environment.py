@@ -1,5 +1,7 @@
 """How UCX is set up: by the environment of the process, which it reads when its first worker is made."""
 
+import os
+
 _WITHOUT_VERBS = frozenset({"tcp", "self", "shm", "sysv", "posix", "cma", "xpmem", "cuda", "cuda_copy", "cuda_ipc"})
 """Transports for which no RDMA library is loaded."""
 
@@ -16,3 +18,9 @@ def ucx_environment(tls: str, net_devices: str) -> dict[str, str]:
     needs_verbs = not set(tls.split(",")) <= _WITHOUT_VERBS
     modules = {} if needs_verbs else {"UCX_MODULES": "^ib"}
     return {"UCX_TLS": tls, "UCX_NET_DEVICES": net_devices, "UCX_TCP_CONN_NB": "y", **modules}
+
+
+def ucx_log_level() -> dict[str, str]:
+    """As the user has it, else silent: UCX tells on stdout, which may be somebody's protocol, of variables that it does
+    not know, and of peers that die, which is told in our log."""
+    return {"UCX_LOG_LEVEL": os.environ.get("UCX_LOG_LEVEL", "fatal")}

@@ -1,5 +1,6 @@
 """A further rank of an echo worker: the same steps, fences of its own. The model folder says what goes wrong there."""
 
+import errno
 import os
 import socket
 import sys
@@ -54,6 +55,8 @@ def build(spec: WorkerSpec, seat: RankSeat, progress: Callable[[str], None]) -> 
     def open_plane() -> DataPlane:
         if folder == "rank-transport-refuses":
             raise ConfigError("no such network device")
+        if folder == "rank-transport-lacks-files":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return EchoPlane(folder)
 
     return RankParts(FailingExecutor(folder), open_plane)

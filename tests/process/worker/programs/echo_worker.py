@@ -3,6 +3,8 @@
 The name of its model folder says what goes wrong, if anything.
 """
 
+import errno
+import os
 import sys
 import time
 from collections import deque
@@ -202,6 +204,8 @@ def build(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None], ranks: 
     def open_plane() -> DataPlane:
         if folder == "transport-refuses":
             raise ConfigError("no such network device")
+        if folder == "transport-lacks-files":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return EchoPlane(folder)
 
     own: Executor = EchoExecutor(folder)

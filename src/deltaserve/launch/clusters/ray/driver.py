@@ -1,12 +1,12 @@
 """`deltaserve serve MODEL --cluster ray`: the front here, the workers on nodes of a Ray cluster."""
 
-import os
 import threading
 from pathlib import Path
 
 import msgspec
 import ray
 
+from deltaserve.launch.clusters.places_file import PlacesFile
 from deltaserve.launch.clusters.ray.worker_actors import (
     ActorAnswer,
     Gone,
@@ -93,7 +93,7 @@ def _serve(settings: Settings, prepared: PreparedRouter, folder: Path, watch: "W
     finally:
         watch.stop()
     if code is Exit.FAILED and options.log_dir is folder:
-        watch.tell(f"the logs are kept: {keep_logs(folder)}")
+        watch.tell(keep_logs(folder))
     return int(code or watch.code)
 
 
@@ -108,6 +108,7 @@ class WorkerWatch:
 
     def __init__(self, workers: tuple[PlannedWorker, ...], actors: WorkerActors, path: Path, tell: Say) -> None:
         self.list, self.tell = path, tell
+        self._file = PlacesFile(path, tell)
         self.code = Exit.OK
         self._workers, self._actors = workers, actors
         self._places = KnownPlaces(workers)
@@ -145,6 +146,7 @@ class WorkerWatch:
     def _look(self) -> Consequence:
         for heard in self._actors.hear(_LOOK_S):
             self._take(heard)
+        self._file.keep(self._places.lines())
         return consequence_of(self._workers, self._exits)
 
     def _take(self, heard: ActorAnswer) -> None:
@@ -158,7 +160,6 @@ class WorkerWatch:
         self._gone.discard(name)
         if self._places.is_at(name, report.host):
             self.tell(f"{name}: on node {report.host}")
-            self._write()
         for line in report.lines:
             self.tell(line)
         if report.exit_code is not None:
@@ -174,11 +175,4 @@ class WorkerWatch:
 
     def _end(self, name: str, code: int) -> None:
         self._exits[name] = code
-        if self._places.forget(name):
-            self._write()
-
-    def _write(self) -> None:
-        """As a whole: a front must not see half of it."""
-        new = self.list.with_suffix(".new")
-        new.write_text(self._places.lines())
-        os.replace(new, self.list)
+        self._places.forget(name)
