@@ -1,0 +1,11 @@
+"""Cells of a matrix, the further ones marked wide (pyproject.toml)."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+
+def cells(cases: Iterable[tuple[Any, ...]], is_wide: Callable[..., bool]) -> list[object]:
+    """`is_wide` takes the values of a case."""
+    return [pytest.param(*case, marks=pytest.mark.wide if is_wide(*case) else ()) for case in cases]
