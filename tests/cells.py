@@ -7,5 +7,12 @@ import pytest
 
 
 def cells(cases: Iterable[tuple[Any, ...]], is_wide: Callable[..., bool]) -> list[object]:
-    """`is_wide` takes the values of a case."""
-    return [pytest.param(*case, marks=pytest.mark.wide if is_wide(*case) else ()) for case in cases]
+    """`is_wide` takes the values of a case, which its id names."""
+    return [
+        pytest.param(*case, marks=pytest.mark.wide if is_wide(*case) else (), id="-".join(map(_name, case)))
+        for case in cases
+    ]
+
+
+def _name(value: object) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -16,7 +16,7 @@ def process() -> Iterator[KernelProcess]:
 
 @pytest.fixture(scope="session")
 def process_with_flashinfer() -> Iterator[KernelProcess]:
-    """Of its own: the reference stands in the place of FlashInfer in all of it."""
+    """In all of it the reference stands in the place of FlashInfer."""
     for process in interpreting_process():
         run_in(process, flashinfer_reference.stand_in)
         yield process

@@ -16,7 +16,7 @@ RANKS = {"llama": (1, 1), "qwen3": (2, 1), "deepseek_v3": (1, 2)}
 QUICK = {("llama", 16, 64), ("llama", 1, 16), ("qwen3", 64, 16), ("deepseek_v3", 16, 48)}
 """The others take minutes."""
 WIDE = {("llama", 16, 64, "staged"), ("llama", 1, 16, "direct"), ("deepseek_v3", 16, 48, "staged")}
-"""Of those: the other path shows these sizes, other sizes show the path."""
+"""Quick ones whose other path shows the sizes; other sizes show the path."""
 DTYPES = {
     (DType.FLOAT32, DType.BFLOAT16): 0.02,
     (DType.FLOAT32, DType.FP8_E4M3): 0.2,

@@ -32,7 +32,7 @@ WIDE = {
     ("gemma3_text", "staged"),
     ("gpt_oss", "direct"),
 }
-"""Of those: the other path shows their ranks, other families show the path."""
+"""Quick ones whose other path shows the ranks; other families show the path."""
 QUICK_RESTS = {("qwen3", 2, 4, "direct", "equal", "off"), ("deepseek_v3", 2, 1, "staged", "unequal", "off")}
 
 

@@ -89,12 +89,10 @@ def exchange_functions(module: ModuleType, mutant: Mutant) -> bool:
     """Give a loaded module the mutant's code. Do nothing, and return False, where not only functions differ, or some
     that nobody has any more, or that have made others while the module was imported."""
     loader = module.__spec__.loader if module.__spec__ is not None else None
-    source = loader.get_source(module.__name__) if isinstance(loader, importlib.abc.InspectLoader) else None
-    if source is None:
+    if not isinstance(loader, importlib.machinery.SourceFileLoader):
         return False
-    old, new = (
-        compile(text, str(module.__file__), "exec", dont_inherit=True) for text in (source, mutated(source, mutant))
-    )
+    old, new = loader.get_code(module.__name__), _Loader(loader, mutant).get_code(module.__name__)
+    assert old is not None and new is not None
     changed = _changed_functions(old, new)
     if changed is None:
         return False

@@ -1,6 +1,6 @@
 """Mutants in modules that are loaded: functions get the code they would be imported with, all else is refused."""
 
-import importlib.util
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ import pytest
 from tests.sim.mutants import Mutant
 from tests.sim.mutation import exchange_functions
 
-NAME = "mutated_for_a_test"
+NAME = "exchanged_functions"
 SOURCE = """
 from functools import cached_property, wraps
 
@@ -45,14 +45,10 @@ class Counter:
 
 
 @pytest.fixture
-def module(tmp_path: Path) -> Iterator[ModuleType]:
-    path = tmp_path / f"{NAME}.py"
-    path.write_text(SOURCE)
-    spec = importlib.util.spec_from_file_location(NAME, path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[NAME] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    (tmp_path / f"{NAME}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module(NAME)
     del sys.modules[NAME]
 
 
