@@ -34,11 +34,11 @@ docs: $(READY) ## The documentation as a site in out/site, built without a netwo
 check: $(READY) ## Format, lint, strict types, import law, security rules: what CI checks
 	@scripts/check
 
-test: $(READY) ## The checks, then all tests (half an hour on 2 cores)
+test: $(READY) ## The checks, then all tests that are not marked slow or wide; CI runs wide ones, too
 	@scripts/check
 	@scripts/test
 
-test-full: $(READY) ## As test, with the long property runs and the tests marked slow; then test-lowest, ray and all clients
+test-full: $(READY) ## As test, with long property runs and all that is marked; then test-lowest, ray and all clients
 	@scripts/check
 	@scripts/test --full
 	@scripts/test-lowest

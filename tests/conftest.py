@@ -43,6 +43,20 @@ _GRACE_S = 60.0
 _FIXTURES_S = 3 * 3600.0
 """Time limit of what is made before a test: compilations among it, on a busy machine."""
 _LONG = (
+    "tests/property/test_scheduler_machine.py",
+    "tests/property/test_prefix_cache_machine.py",
+    "tests/property/test_ticket_machine.py",
+    "tests/property/test_allocator_machine.py",
+    "tests/e2e/test_namespace_comparison.py",
+    "tests/e2e/test_namespace_nodes.py",
+    "tests/e2e/test_recall_by_state.py",
+    "tests/e2e/test_structured_streams.py",
+    "tests/e2e/test_tensor_parallel.py",
+    "tests/e2e/test_hybrid_models.py",
+    "tests/e2e/test_draft_heads.py",
+    "tests/e2e/test_cache_file.py",
+    "tests/e2e/test_expert_groups.py",
+    "tests/e2e/test_pressure.py",
     "tests/compute/native/test_sanitizers.py",
     "tests/test_branches.py",
     "tests/compute/executor/test_step_graphs.py",

@@ -1,8 +1,9 @@
 """Runs programs in forks of a process that has imported what all of them import: each begins at once.
 
-python -P tests/forks.py MODULE...      a job on each line of stdin, its exit code on one of stdout
+python -P tests/forks.py [--tree FOLDER] MODULE...      a job on each line of stdin, its exit code on one of stdout
 
-Of deltaserve that process has nothing, so that a program finds the tree that it is told of.
+Without a tree that process has nothing of deltaserve, so that a program finds the tree that it is told of. With one it
+may have modules of it, and all programs are of that tree.
 """
 
 import gc
@@ -33,9 +34,10 @@ class Forks:
     outputs: TemporaryDirectory[str]
 
     @classmethod
-    def of(cls, modules: Sequence[str]) -> "Forks":
+    def of(cls, modules: Sequence[str], tree: Path | None = None) -> "Forks":
+        of_tree = [] if tree is None else ["--tree", str(tree)]
         process = subprocess.Popen(
-            [sys.executable, "-B", "-P", str(Path(__file__).resolve()), *modules],
+            [sys.executable, "-B", "-P", str(Path(__file__).resolve()), *of_tree, *modules],
             env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -68,7 +70,10 @@ class Forks:
         self.outputs.cleanup()
 
 
-def main(modules: Sequence[str]) -> None:
+def main(*words: str) -> None:
+    of_tree, modules = (words[:2], words[2:]) if words[:1] == ("--tree",) else ((), words)
+    for tree in of_tree[1:]:
+        sys.path[:0] = [f"{tree}/src", tree]
     for module in modules:
         with suppress(ImportError):  # what is missing a program misses by itself
             importlib.import_module(module)
@@ -106,4 +111,4 @@ def _exit_code(job: dict[str, Any]) -> int:
 _WRITTEN = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

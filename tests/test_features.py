@@ -2,10 +2,13 @@
 
 import ast
 import re
+import subprocess
+import sys
 from functools import cache
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tools.features import PAGE, ROOT, STATES, Row, nodes_of, read_rows
 
 TEXT = PAGE.read_text()
@@ -59,3 +62,20 @@ def test_what_a_row_names_exists(row: Row) -> None:
         for node in nodes_of(command):
             path, _, name = node.partition("::")
             assert name.partition("[")[0] in names_of_tests(path), node
+
+
+def marks_cells(source: str) -> bool:
+    return "mark.wide" in source or "import cells" in source
+
+
+def test_of_each_that_is_named_without_parameters_a_cell_is_not_marked_wide() -> None:
+    """So `make test`, too, shows something of the row."""
+    nodes = {node for row in ROWS for command in row.commands for node in nodes_of(command) if "[" not in node}
+    files = {path for node in nodes if marks_cells((ROOT / (path := node.partition("::")[0])).read_text())}
+    options = ("--collect-only", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow and not wide")
+    argv = [sys.executable, "-m", "pytest", *options, *sorted(files)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    kept = {line.partition("[")[0] for line in done.stdout.splitlines() if line.startswith("tests/")}
+    kept |= {name.partition("::")[0] for name in kept}
+    assert kept
+    assert {node for node in nodes if node.partition("::")[0] in files} <= kept

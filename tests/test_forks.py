@@ -1,6 +1,7 @@
 """Programs in forks of one process."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,11 @@ def test_a_program_without_end_is_ended(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"program.py took more than 0.5 s"):
         forks.run(tmp_path, tmp_path / "program.py", limit_s=0.5)
     forks.close()
+
+
+def test_modules_of_one_tree_are_there_before_a_program_begins(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "begun.py").write_text("import os\nPID = os.getpid()\n")
+    (tmp_path / "program.py").write_text("import begun, os\nprint(begun.PID == os.getppid())\n")
+    with closing(Forks.of(("begun",), tmp_path)) as forks:
+        assert forks.run(tmp_path, tmp_path / "program.py", limit_s=PATIENCE_S).stdout == "True\n"

@@ -9,10 +9,11 @@ from pathlib import Path
 import httpx
 import psutil
 
-from tests.e2e.server import ROOT, Process, wait_until
+from tests.e2e.server import PLAIN_HTTP, ROOT, Process, wait_until
 from tests.patience import PATIENCE_S
 
 MODEL = ROOT / "models" / "recall-micro"
+_HTTP = httpx.Client(verify=PLAIN_HTTP, limits=httpx.Limits(max_keepalive_connections=0))
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it sleeps. " * 3
 
 
@@ -56,12 +57,12 @@ class Release:
         """A completion, by a key of the API."""
         body = {"prompt": text, "max_tokens": 8, "ignore_eos": True, "temperature": 0, **fields}
         headers = {"Authorization": f"Bearer {self.keys.user}"}
-        return httpx.post(f"{self.api_url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_S)
+        return _HTTP.post(f"{self.api_url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_S)
 
     def metrics(self) -> str:
         """What a Prometheus reads that has the admin key."""
         headers = {"Authorization": f"Bearer {self.keys.admin}"}
-        return httpx.get(f"{self.admin_url}/metrics", headers=headers, timeout=PATIENCE_S).raise_for_status().text
+        return _HTTP.get(f"{self.admin_url}/metrics", headers=headers, timeout=PATIENCE_S).raise_for_status().text
 
     def listening(self, part: str) -> set[int]:
         """TCP ports on which it and its children listen."""
@@ -99,6 +100,6 @@ def _has_ended(parts: Mapping[str, Process]) -> bool:
 
 def _is_ready(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/readyz").status_code == httpx.codes.OK
+        return _HTTP.get(f"{url}/readyz").status_code == httpx.codes.OK
     except httpx.TransportError:
         return False

@@ -84,8 +84,7 @@ def test_helm_finds_nothing_to_say(helm: Helm, name: str) -> None:
     assert not re.findall(r"WARNING|ERROR", done.stdout)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_object_fits_the_schemas_of_kubernetes(helm: Helm, name: str, tmp_path: Path) -> None:
+def test_every_object_fits_the_schemas_of_kubernetes(rendered: dict[str, Objects], tmp_path: Path) -> None:
     try:
         metadata.version("kubernetes-validate")
     except metadata.PackageNotFoundError:
@@ -93,10 +92,9 @@ def test_every_object_fits_the_schemas_of_kubernetes(helm: Helm, name: str, tmp_
             "needs the schemas of Kubernetes: pip install kubernetes-validate (23 MB), as scripts/make-venv does"
         )
     file = tmp_path / "objects.yaml"
-    objects = helm.template("--values", str(case(name)))
     others = ("ServiceMonitor", "LeaderWorkerSet", "DisaggregatedSet")
-    known = [each for each in objects if each["kind"] not in others]
-    for spec in specs_of_groups(objects):
+    known = [each for objects in rendered.values() for each in objects if each["kind"] not in others]
+    for spec in (spec for objects in rendered.values() for spec in specs_of_groups(objects)):
         known += [as_pod_template(template) for template in templates_of_groups(spec)]
     file.write_text(yaml.safe_dump_all(known))
     command = [sys.executable, "-W", "ignore", "-m", "kubernetes_validate", "--strict", str(file)]

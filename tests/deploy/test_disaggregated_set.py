@@ -104,15 +104,29 @@ def made_pods(made_of: Json, revision: str) -> Iterator[MadePod]:
                 yield MadePod(name, node, template["metadata"]["labels"] | own, template)
 
 
+@pytest.fixture(scope="module")
+def both(helm: Helm) -> dict[str, tuple[list[Json], list[Json]]]:
+    """Case |-> without a DisaggregatedSet, and with one."""
+    values = {name: ("--values", str(case(name))) for name in CASES}
+    return {name: (helm.template(*words), helm.template(*words, *set_all(ON))) for name, words in values.items()}
+
+
 @pytest.fixture(params=CASES)
-def apart(helm: Helm, request: pytest.FixtureRequest) -> list[Json]:
-    """The same values without a DisaggregatedSet."""
-    return helm.template("--values", str(case(request.param)))
+def apart_and_objects(
+    both: dict[str, tuple[list[Json], list[Json]]], request: pytest.FixtureRequest
+) -> tuple[list[Json], list[Json]]:
+    return both[request.param]
 
 
 @pytest.fixture
-def objects(helm: Helm, request: pytest.FixtureRequest, apart: list[Json]) -> list[Json]:
-    return helm.template("--values", str(case(request.node.callspec.params["apart"])), *set_all(ON))
+def apart(apart_and_objects: tuple[list[Json], list[Json]]) -> list[Json]:
+    """The same values without a DisaggregatedSet."""
+    return apart_and_objects[0]
+
+
+@pytest.fixture
+def objects(apart_and_objects: tuple[list[Json], list[Json]]) -> list[Json]:
+    return apart_and_objects[1]
 
 
 def one_set(objects: list[Json]) -> Json:
@@ -151,9 +165,11 @@ def test_its_fields_are_those_of_the_crd(objects: list[Json]) -> None:
         ("1p1d-two-nodes", {"prefill": (1, 2), "decode": (1, 2)}),
     ],
 )
-def test_its_roles_say_what_the_values_say(helm: Helm, name: str, shape: dict[str, tuple[int, int]]) -> None:
+def test_its_roles_say_what_the_values_say(
+    both: dict[str, tuple[list[Json], list[Json]]], name: str, shape: dict[str, tuple[int, int]]
+) -> None:
     """Role |-> replicas, and pods of each."""
-    roles = one_set(helm.template("--values", str(case(name)), *set_all(ON)))["spec"]["roles"]
+    roles = one_set(both[name][1])["spec"]["roles"]
     assert [role["name"] for role in roles] == ["prefill", "decode"]
     for role in roles:
         spec = dict(role["spec"])

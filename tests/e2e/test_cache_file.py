@@ -41,10 +41,10 @@ def serve_all(server: Server, model: Path, tail: int) -> int:
     ("family", "flags"),
     [
         ("llama", ()),
-        ("qwen3_moe", ("--disaggregation-mode", "null")),
-        ("deepseek_v3", ("--tp-size", "2")),
+        pytest.param("qwen3_moe", ("--disaggregation-mode", "null"), marks=pytest.mark.wide),
+        pytest.param("deepseek_v3", ("--tp-size", "2"), marks=pytest.mark.wide),
         ("llama", ("--prefill-tp-size", "2")),
-        ("gemma3_text", ()),
+        pytest.param("gemma3_text", (), marks=pytest.mark.wide),
         ("qwen3_next", ("--disaggregation-mode", "null")),
     ],
     ids=["pair", "moe, unified", "latent, two ranks", "heads of two ranks", "windows", "states, unified"],
@@ -98,7 +98,9 @@ def spoil(pid: int, folder: Path) -> None:
         spoiled.write(content)
 
 
-@pytest.mark.parametrize("flags", [(), ("--prefill-tp-size", "2")], ids=["one rank", "two ranks"])
+@pytest.mark.parametrize(
+    "flags", [(), pytest.param(("--prefill-tp-size", "2"), marks=pytest.mark.wide)], ids=["one rank", "two ranks"]
+)
 def test_a_worker_that_starts_again_without_its_folder_serves_on(
     tiny_models: Path, folder: Path, flags: tuple[str, ...]
 ) -> None:

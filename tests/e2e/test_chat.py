@@ -165,7 +165,9 @@ def test_typing_with_a_server_of_its_own(folder: Path) -> None:
     assert_nothing_is_left(folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.wide), signal.SIGHUP, signal.SIGKILL]
+)
 def test_its_server_ends_with_it_however_it_ends(folder: Path, number: signal.Signals) -> None:
     with closing(Typist(folder, "chat", str(MODEL))) as typist:
         typist.wait_for("> ")

@@ -95,7 +95,7 @@ def apart(folder: Path, model: Path, *flags: str) -> Iterator[tuple[Api, Process
 @pytest.mark.parametrize(
     ("backend", "num_ranks"),
     [
-        pytest.param("nixl", 2, id="nixl-TP2"),
+        pytest.param("nixl", 2, id="nixl-TP2", marks=pytest.mark.wide),
         pytest.param("mooncake", 2, id="mooncake-TP2"),
         pytest.param("mooncake", 4, id="mooncake-TP4", marks=pytest.mark.slow),
     ],

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 
-from tests.e2e.server import Answer, Api, Server, wait_until
+from tests.e2e.server import PLAIN_HTTP, Answer, Api, Server, wait_until
 from tests.ports import free_port
 
 NUM_FRONTS = 2
@@ -44,7 +44,7 @@ def ask(server: Server, prompt: list[int]) -> Answer:
 
 def num_answers(index: int) -> float:
     """Completions that a front has answered, by its own admin routes."""
-    metrics = httpx.get(f"http://127.0.0.1:{ADMIN_PORT + index}/metrics").text
+    metrics = httpx.get(f"http://127.0.0.1:{ADMIN_PORT + index}/metrics", verify=PLAIN_HTTP).text
     found = [line for line in metrics.splitlines() if 'path="/v1/completions"' in line and 'status="200"' in line]
     return sum(float(line.rpartition(" ")[2]) for line in found if not line.startswith("#"))
 
@@ -68,7 +68,7 @@ def test_admin_routes_are_each_fronts_own(fronts: Server) -> None:
     assert reply.status_code == 404
     assert "the admin routes have one of their own" in reply.json()["error"]["message"]
     for index in range(NUM_FRONTS):
-        assert httpx.get(f"http://127.0.0.1:{ADMIN_PORT + index}/server_info").status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{ADMIN_PORT + index}/server_info", verify=PLAIN_HTTP).status_code == 200
 
 
 def test_while_one_is_down_the_others_take_all_requests(fronts: Server) -> None:
@@ -80,4 +80,4 @@ def test_while_one_is_down_the_others_take_all_requests(fronts: Server) -> None:
         assert len(ask(fronts, [draw.randrange(3, 200) for _ in range(20)]).tokens) == 4
     fronts.wait_back("front-1")
     for index in range(NUM_FRONTS):
-        assert httpx.get(f"http://127.0.0.1:{ADMIN_PORT + index}/server_info").status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{ADMIN_PORT + index}/server_info", verify=PLAIN_HTTP).status_code == 200

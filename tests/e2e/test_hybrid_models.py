@@ -77,7 +77,7 @@ STAGED = ("--staging", "on")
     ("ranks", "path"),
     [
         pytest.param((2, 1), (*MOONCAKE, *STAGED), id="P2-D1-mooncake-staged"),
-        pytest.param((2, 1), (*NIXL, *STAGED), id="P2-D1-staged"),
+        pytest.param((2, 1), (*NIXL, *STAGED), id="P2-D1-staged", marks=pytest.mark.wide),
         pytest.param((1, 2), NIXL, id="P1-D2-direct", marks=pytest.mark.slow),
         pytest.param((2, 1), MOONCAKE, id="P2-D1-mooncake", marks=pytest.mark.slow),
     ],

@@ -3,14 +3,17 @@
 import json
 import random
 from argparse import ArgumentParser
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
 
 from deltaserve.commands.bench.command import add_arguments, run
-from tests.e2e.server import ROOT, Json, Server, serving
+from tests.e2e.server import PLAIN_HTTP, ROOT, Json, Server, serving
 from tests.patience import PATIENCE_S
 
 MODEL = ROOT / "models" / "recall-micro"
@@ -19,10 +22,22 @@ MODEL = ROOT / "models" / "recall-micro"
 GUESSING = ["--speculative-algorithm", "NGRAM"]
 
 
-@pytest.mark.parametrize(("counts", "flags"), [((256, 128), []), ((256,), GUESSING)], ids=["", "NGRAM"])
-def test_every_answer_is_right_and_nothing_is_held(folder: Path, counts: tuple[int, ...], flags: list[str]) -> None:
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Server]:
+    """A server without further flags."""
+    with TemporaryDirectory(prefix="e2e-", ignore_cleanup_errors=True) as path, serving(Path(path), MODEL) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("counts", "flags"), [((256, 128), []), pytest.param((256,), GUESSING, marks=pytest.mark.wide)], ids=["", "NGRAM"]
+)
+def test_every_answer_is_right_and_nothing_is_held(
+    request: pytest.FixtureRequest, folder: Path, counts: tuple[int, ...], flags: list[str]
+) -> None:
     """All are sent at once; 32 run at a time, the others wait."""
-    with serving(folder, MODEL, *flags) as server:
+    started = serving(folder, MODEL, *flags) if flags else nullcontext(request.getfixturevalue("plain"))
+    with started as server:
         for count in counts:
             parser = ArgumentParser("bench")
             add_arguments(parser)
@@ -39,7 +54,7 @@ def test_every_answer_is_right_and_nothing_is_held(folder: Path, counts: tuple[i
         assert (decode.get("deltaserve_drafts_verified_total", 0) > 0) is bool(flags)
 
 
-def test_chats_of_drawn_lengths_about_a_few_documents(folder: Path) -> None:
+def test_chats_of_drawn_lengths_about_a_few_documents(plain: Server) -> None:
     """As load generators for chats send them: text of normally distributed length behind one of 20 prefixes, streamed,
     32 at a time, as many tokens as asked for whatever the model would end with."""
     draw = random.Random(42)
@@ -50,9 +65,9 @@ def test_chats_of_drawn_lengths_about_a_few_documents(folder: Path) -> None:
 
     prefixes = [text(400) for _ in range(20)]
     asked = [(draw.choice(prefixes), text(60), max(1, int(draw.gauss(24, 7)))) for _ in range(96)]
-    with serving(folder, MODEL) as server, ThreadPoolExecutor(32) as pool:
-        usages = list(pool.map(lambda one: streamed_chat(server, *one), asked))
-        server.wait_quiet()
+    with ThreadPoolExecutor(32) as pool:
+        usages = list(pool.map(lambda one: streamed_chat(plain, *one), asked))
+    plain.wait_quiet()
     assert [usage["completion_tokens"] for usage in usages] == [length for _, _, length in asked]
     cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
     assert sum(num > 0 for num in cached) >= len(asked) - 2 * len(prefixes), (
@@ -72,7 +87,8 @@ def streamed_chat(server: Server, prefix: str, question: str, length: int) -> Js
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    with httpx.stream("POST", f"{server.base_url}/v1/chat/completions", json=body, timeout=PATIENCE_S) as reply:
+    url = f"{server.base_url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=body, timeout=PATIENCE_S, verify=PLAIN_HTTP) as reply:
         assert reply.status_code == 200, reply.read()
         events = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
     assert events[-1] == "[DONE]"

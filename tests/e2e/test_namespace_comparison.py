@@ -88,7 +88,7 @@ def _with_groups(word: str) -> str:
     return ",".join([_for_prefill(entry).replace("decode@", "prefill@") for entry in members] + members) or word
 
 
-@pytest.fixture(scope="module", params=["TP 4", "DEP 4"])
+@pytest.fixture(scope="module", params=["TP 4", pytest.param("DEP 4", marks=pytest.mark.wide)])
 def compared(tiny_models: Path, request: pytest.FixtureRequest) -> Iterator[Compared]:
     model, prefill = tiny_models / "qwen3_moe", request.param
     with made_cluster(lambda network, folder: Compared(network, model, folder, prefill)) as cluster:

@@ -40,7 +40,7 @@ def test_what_listens_where(divided: TwoMachines) -> None:
     divided.check_listening()
 
 
-@pytest.mark.parametrize("what", ["rank", "node", "rank 0"])
+@pytest.mark.parametrize("what", ["node", *(pytest.param(what, marks=pytest.mark.wide) for what in ("rank", "rank 0"))])
 def test_what_is_killed_in_the_middle_of_a_stream(divided: TwoMachines, what: str) -> None:
     """The worker ends whole; node 0 is started by hand, as a node is that was killed, and the stream goes on."""
     role = divided.roles[-1]

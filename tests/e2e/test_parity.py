@@ -1,7 +1,9 @@
 """Answers through prefill and decode over NIXL, against transformers: every family, page size, chunk cut and hit.
 
-One server per row of the table, many cases each. `make test` runs a sparse selection in which every family, page size
-and cache setting occurs; `make test-full` runs the cross product.
+One server per row of the table, many cases each. `make test` runs a sparse selection with the cache, in which every
+page size occurs. CI adds rows without it and of further families, which tests/product/test_any_ranks.py and, beside
+this file, test_shapes, test_pressure, test_tensor_parallel and test_windows show, too. `make test-full` runs the cross
+product.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +22,13 @@ PAGE_SIZES = (1, 16, 64)
 QUICK = {
     ("llama", 1, True),
     ("llama", 16, True),
-    ("llama", 64, False),
     ("qwen3", 64, True),
     ("qwen3_yarn_rope", 1, True),
-    ("qwen3_moe", 16, False),
     ("minimax_m2", 16, True),
+}
+WIDE = {
+    ("llama", 64, False),
+    ("qwen3_moe", 16, False),
     ("deepseek_v3", 16, True),
     ("gemma3_text", 16, True),
     ("gpt_oss", 1, True),
@@ -32,8 +36,9 @@ QUICK = {
 
 
 def _row(name: str, page_size: int, cache: bool) -> object:
-    marks = () if (name, page_size, cache) in QUICK else (pytest.mark.slow,)
-    return pytest.param(name, page_size, cache, marks=marks, id=f"{name}-page{page_size}-{'cache' if cache else 'off'}")
+    row = name, page_size, cache
+    marks = () if row in QUICK else pytest.mark.wide if row in WIDE else pytest.mark.slow
+    return pytest.param(*row, marks=marks, id=f"{name}-page{page_size}-{'cache' if cache else 'off'}")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.e2e.reference import assert_true, random_prompt
-from tests.e2e.server import Answer, Server, serving
+from tests.e2e.server import PLAIN_HTTP, Answer, Server, serving
 from tests.patience import PATIENCE_S
 
 PAGE = 16
@@ -124,7 +124,9 @@ def leave_after(server: Server, prompt: list[int], seconds: float) -> None:
     timeout = httpx.Timeout(PATIENCE_S, read=seconds)
     body = server.body(prompt, max_tokens=400, stream=True)
     try:
-        with httpx.stream("POST", f"{server.base_url}/v1/completions", json=body, timeout=timeout) as reply:
+        with httpx.stream(
+            "POST", f"{server.base_url}/v1/completions", json=body, timeout=timeout, verify=PLAIN_HTTP
+        ) as reply:
             for number, _ in enumerate(reply.iter_lines()):
                 if number > 2:
                     return

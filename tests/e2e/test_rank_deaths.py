@@ -114,7 +114,7 @@ def test_a_rank_killed_in_the_middle_of_a_staged_transfer(folder: Path, sides: S
         assert "go through staging memory" in log.read_text()
 
 
-@pytest.mark.parametrize("name", ["decode-0", "prefill-0"])
+@pytest.mark.parametrize("name", ["decode-0", pytest.param("prefill-0", marks=pytest.mark.wide)])
 def test_a_rank_killed_in_the_middle_of_a_stream(pair: Server, name: str) -> None:
     """The worker ends at once, and comes back with as many ranks as before; the client sees at most a pause."""
     [asked] = ask_about(1, 1, STREAM_LEN, seed=3)

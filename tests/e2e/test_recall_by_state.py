@@ -24,7 +24,7 @@ TRAFFIC = RecallTraffic(
 )
 
 
-@pytest.mark.parametrize("decode_cache", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("decode_cache", [True, pytest.param(False, marks=pytest.mark.wide)], ids=["cache", "no-cache"])
 def test_every_answer_is_right(folder: Path, decode_cache: bool) -> None:
     conversations = known_conversations(STATE_MODEL, TRAFFIC, seed=2)
     assert len(conversations) >= 0.9 * TRAFFIC.num_documents * TRAFFIC.conversations_per_document

@@ -1,7 +1,9 @@
 """Workers that change roles while they serve: every answer is right, and what was cached is hit in the new role."""
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
@@ -13,6 +15,16 @@ from tests.e2e.server import Answer, Server, serving, wait_until
 PAGE = 4
 FLAGS = ("--page-size", str(PAGE), "--num-pages", "1024", "--prefill", "1", "--decode", "2")
 HEAD = random_prompt(10 * PAGE, seed=1)
+
+
+@pytest.fixture(scope="module")
+def three(tiny_models: Path) -> Iterator[Server]:
+    """One prefill and two decode workers, whose roles change."""
+    with (
+        TemporaryDirectory(prefix="e2e-", ignore_cleanup_errors=True) as path,
+        serving(Path(path), tiny_models / "llama", *FLAGS) as server,
+    ):
+        yield server
 
 
 def wait_for_reports(server: Server) -> None:
@@ -39,10 +51,11 @@ def change(server: Server, worker: str, role: str, **fields: object) -> None:
     assert server.workers()[worker]["resident_keys"] >= pages
 
 
-def test_roles_change_under_traffic_and_caches_stay(tiny_models: Path, folder: Path) -> None:
-    model = tiny_models / "llama"
+def test_roles_change_under_traffic_and_caches_stay(tiny_models: Path, three: Server) -> None:
+    """And back, as they were."""
+    model, server = tiny_models / "llama", three
     prompts = [[*HEAD, *random_prompt(3 + i, seed=10 + i)] for i in range(8)]
-    with serving(folder, model, *FLAGS) as server, ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(4) as pool:
 
         def traffic() -> None:
             """All of the prompts, some at a time: every answer is that of transformers."""
@@ -72,17 +85,19 @@ def test_roles_change_under_traffic_and_caches_stay(tiny_models: Path, folder: P
         assert roles == {"prefill-0": "prefill", "decode-0": "decode", "decode-1": "decode"}
 
 
-def test_an_answer_that_runs_longer_than_the_grace_goes_on_elsewhere(tiny_models: Path, folder: Path) -> None:
-    model = tiny_models / "llama"
-    with serving(folder, model, *FLAGS) as server, ThreadPoolExecutor(1) as pool:
+def test_an_answer_that_runs_longer_than_the_grace_goes_on_elsewhere(tiny_models: Path, three: Server) -> None:
+    """One of the decode workers is a prefill worker afterwards."""
+    model, server = tiny_models / "llama", three
+    with ThreadPoolExecutor(1) as pool:
         wait_for_reports(server)
+        before = server.info()["engine"]["counts"].get("retried_decode", 0)
         under_way = pool.submit(server.complete, HEAD, 2000)  # many times as long as it takes to ask
         wait_until(lambda: busy(server) is not None, "the first tokens")
         name = busy(server)
         assert name is not None
         change(server, name, "prefill", grace_s=0)
         assert_true(model, HEAD, under_way.result())
-        assert server.info()["engine"]["counts"]["retried_decode"] == 1
+        assert server.info()["engine"]["counts"]["retried_decode"] == before + 1
 
 
 @pytest.mark.parametrize("staging", ["on", pytest.param("off", marks=pytest.mark.slow)])

@@ -30,19 +30,16 @@ LONG, NUM_SAMPLES = 1900, 2
 def server() -> Iterator[Server]:
     with (
         TemporaryDirectory(prefix="e2e-") as folder,
-        serving(Path(folder), MODEL, *FLAGS, "--log-dir", f"{folder}/logs") as started,
+        serving(Path(folder), MODEL, *FLAGS, "--log-dir", f"{folder}/logs", deaths=None) as started,
     ):
         yield started
 
 
 @pytest.fixture(scope="module")
-def mortal() -> Iterator[Server]:
-    """One server whose workers die one after the other."""
-    with (
-        TemporaryDirectory(prefix="e2e-") as folder,
-        serving(Path(folder), MODEL, *FLAGS, deaths=None) as started,
-    ):
-        yield started
+def mortal(server: Server) -> Server:
+    """The same, for those tests at the end whose workers die one after the other; until then none has."""
+    assert server.deaths() == []
+    return server
 
 
 class Stream(threading.Thread):

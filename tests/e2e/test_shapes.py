@@ -245,7 +245,7 @@ def test_parts_started_by_hand(tiny_models: Path, folder: Path) -> None:
         assert not list(folder.rglob("deltaserve-*")), "no spec stays behind, whoever ended how"
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("role", [pytest.param("prefill", marks=pytest.mark.wide), "decode"])
 def test_nobody_waits_for_a_worker_by_hand_that_was_asked_to_end(tiny_models: Path, folder: Path, role: str) -> None:
     """Each of them is idle, and ends before its next heartbeat."""
     with by_hand(folder, tiny_models / "llama", *CHECKED) as (api, parts):

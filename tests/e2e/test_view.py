@@ -9,7 +9,7 @@ import pytest
 from deltaserve.control.front.known_worker import STATE_WORDS
 from deltaserve.control.peer.table import PeerState
 from tests.e2e.reference import random_prompt
-from tests.e2e.server import Server, wait_until
+from tests.e2e.server import PLAIN_HTTP, Server, wait_until
 from tests.patience import PATIENCE_S
 from tools.browser import BrowserPage, browser
 from tools.clients.with_chromium import find_chromium
@@ -18,7 +18,8 @@ PROMPT = random_prompt(100, seed=41)
 
 
 def told(server: Server, path: str) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{server.base_url}{path}", timeout=PATIENCE_S).raise_for_status().json()
+    reply = httpx.get(f"{server.base_url}{path}", timeout=PATIENCE_S, verify=PLAIN_HTTP)
+    found: dict[str, Any] = reply.raise_for_status().json()
     return found
 
 

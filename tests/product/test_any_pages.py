@@ -15,6 +15,8 @@ PATHS = {"direct": None, "staged": StagingMode.AUTO}
 RANKS = {"llama": (1, 1), "qwen3": (2, 1), "deepseek_v3": (1, 2)}
 QUICK = {("llama", 16, 64), ("llama", 1, 16), ("qwen3", 64, 16), ("deepseek_v3", 16, 48)}
 """The others take minutes."""
+WIDE = {("llama", 16, 64, "staged"), ("llama", 1, 16, "direct"), ("deepseek_v3", 16, 48, "staged")}
+"""Quick ones whose other path shows the sizes; other sizes show the path."""
 DTYPES = {
     (DType.FLOAT32, DType.BFLOAT16): 0.02,
     (DType.FLOAT32, DType.FP8_E4M3): 0.2,
@@ -24,13 +26,19 @@ DTYPES = {
 """(prefill, decode) |-> how far log-probabilities may be from those of float32."""
 
 
+def marks_of(family: str, sizes: tuple[int, int], path: str) -> tuple[pytest.MarkDecorator, ...]:
+    if (family, *sizes) not in QUICK:
+        return (pytest.mark.slow,)
+    return (pytest.mark.wide,) if (family, *sizes, path) in WIDE else ()
+
+
 def cases() -> list[object]:
     return [
         pytest.param(
             family,
             *sizes,
             mode,
-            marks=() if (family, *sizes) in QUICK else pytest.mark.slow,
+            marks=marks_of(family, sizes, path),
             id=f"{family}-{sizes[0]}-{sizes[1]}-{path}",
         )
         for family, sizes, (path, mode) in itertools.product(RANKS, SIZES, PATHS.items())

@@ -24,7 +24,22 @@ QUICK = {
     ("gpt_oss", 1, 2),
 }
 """The others take minutes."""
+WIDE = {
+    ("qwen3", "staged"),
+    ("qwen3_moe", "direct"),
+    ("minimax_m2", "direct"),
+    ("deepseek_v3", "staged"),
+    ("gemma3_text", "staged"),
+    ("gpt_oss", "direct"),
+}
+"""Quick ones whose other path shows the ranks; other families show the path."""
 QUICK_RESTS = {("qwen3", 2, 4, "direct", "equal", "off"), ("deepseek_v3", 2, 1, "staged", "unequal", "off")}
+
+
+def marks_of(family: str, sizes: tuple[int, ...], path: str) -> tuple[pytest.MarkDecorator, ...]:
+    if (family, *sizes) not in QUICK:
+        return (pytest.mark.slow,)
+    return (pytest.mark.wide,) if (family, path) in WIDE else ()
 
 
 def cases() -> list[object]:
@@ -33,7 +48,7 @@ def cases() -> list[object]:
             family,
             *sizes,
             mode,
-            marks=() if (family, *sizes) in QUICK else pytest.mark.slow,
+            marks=marks_of(family, sizes, path),
             id=f"{family}-P{sizes[0]}-D{sizes[1]}-{path}",
         )
         for family, sizes, (path, mode) in itertools.product(FAMILIES, SIZES, PATHS.items())

@@ -1,5 +1,6 @@
 """Draft heads through prefill and decode: answers are those without guesses, and as many are right as on one worker."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from deltaserve.control.transfer.staging import StagingMode
 from deltaserve.core.ids import Role
+from tests.cells import cells
 from tests.compute.executor.world import random_tokens
 from tests.fixtures.tiny_models import EAGLE3_HEAD, EAGLE3_MODEL
 from tests.product.in_process import DECODE, Pages, Product, Setup, accepted_per_round
@@ -15,6 +17,12 @@ BOTH = (Role.PREFILL, Role.DECODE)
 HEADS = ("deepseek_v3_mtp", EAGLE3_HEAD, "qwen3_next_mtp", "qwen3_5_mtp", "qwen3_5_moe_mtp")
 QUICK = {("deepseek_v3_mtp", 1, False), ("deepseek_v3_mtp", 64, True), (EAGLE3_HEAD, 16, True)}
 """Head, page size, decode's cache. The others take minutes."""
+ALIKE = ("qwen3_next_mtp", "qwen3_5_mtp")
+"""Heads of hybrid models, as that of qwen3_5_moe is."""
+
+
+def is_alike(name: str, *_: object) -> bool:
+    return name in ALIKE
 
 
 def drafting(tiny_models: Path, name: str, **fields: object) -> tuple[Path, Setup]:
@@ -48,8 +56,10 @@ def test_answers_are_those_without_guesses(tiny_models: Path, name: str, page_si
     product.close()
 
 
-@pytest.mark.parametrize(("prefill_ranks", "decode_ranks", "staging"), [(2, 1, StagingMode.ON), (1, 2, None)])
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(
+    ("name", "prefill_ranks", "decode_ranks", "staging"),
+    cells(((name, *sides) for name in HEADS for sides in ((2, 1, StagingMode.ON), (1, 2, None))), is_alike),
+)
 def test_between_ranks(
     tiny_models: Path, name: str, prefill_ranks: int, decode_ranks: int, staging: StagingMode | None
 ) -> None:
@@ -76,7 +86,7 @@ def counted(path: Path, setup: Setup) -> float:
     return accepted_per_round(answers)
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", cells(((name,) for name in HEADS), is_alike))
 def test_as_many_guesses_are_right_as_on_one_worker(tiny_models: Path, name: str) -> None:
     """With the head's pages and the last hidden state. Where prefill has no head fewer are, and answers the same."""
     path, setup = drafting(tiny_models, name)
@@ -88,8 +98,9 @@ def test_as_many_guesses_are_right_as_on_one_worker(tiny_models: Path, name: str
     assert without > 0.0
 
 
-@pytest.mark.parametrize("name", HEADS)
-@pytest.mark.parametrize("roles", [(Role.PREFILL,), (Role.DECODE,)])
+@pytest.mark.parametrize(
+    ("name", "roles"), cells(itertools.product(HEADS, [(Role.PREFILL,), (Role.DECODE,)]), is_alike)
+)
 def test_only_one_side_has_a_head(tiny_models: Path, name: str, roles: tuple[Role, ...]) -> None:
     path, setup = drafting(tiny_models, name)
     product = Product(path, 1, 1, setup=replace(setup, drafting=roles))

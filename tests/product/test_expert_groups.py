@@ -1,5 +1,6 @@
 """Decode workers that share experts, behind a prefill worker of other ranks: what they answer, and who keeps what."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from deltaserve.commands.load.recall import DocumentShape, RecallTraffic
 from deltaserve.control.transfer.staging import StagingMode
 from deltaserve.core.ids import Role
+from tests.cells import cells
 from tests.compute.executor.world import random_tokens
 from tests.fixtures.tiny_models import VARIANTS
 from tests.fixtures.tiny_quantised import quantise_fp8_blocks, write_fp8_blocks
@@ -34,7 +36,7 @@ def check_conversations(product: Product, members: int, num_turns: int = 3, page
     ("family", "ranks", "members", "path"),
     [
         ("qwen3_moe", 2, 2, "direct"),
-        ("qwen3_moe", 2, 2, "staged"),
+        pytest.param("qwen3_moe", 2, 2, "staged", marks=pytest.mark.wide),
         pytest.param("qwen3_moe", 2, 4, "staged", marks=pytest.mark.slow),
         pytest.param("qwen3_moe", 4, 4, "direct", marks=pytest.mark.slow),
         ("deepseek_v3", 1, 2, "direct"),
@@ -56,7 +58,7 @@ def test_conversations(tiny_models: Path, family: str, ranks: int, members: int,
     product.close()
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", [pytest.param("direct", marks=pytest.mark.wide), "staged"])
 def test_a_hybrid_with_weights_of_8_bits(tmp_path: Path, path: str) -> None:
     """Prefill on two ranks, pages of 64 tokens; transformers computes with what the weights are worth."""
     folder, plain = write_fp8_blocks(VARIANTS["qwen3_5_moe"], tmp_path, (128, 128))
@@ -77,8 +79,13 @@ RECALL = RecallTraffic(
 )
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", ["recall-micro", "recall-state-fp8"])
+@pytest.mark.parametrize(
+    ("name", "path"),
+    cells(
+        itertools.product(("recall-micro", "recall-state-fp8"), PATHS),
+        lambda name, path: (name, path) == ("recall-micro", "direct"),
+    ),
+)
 def test_every_answer_is_right(tmp_path: Path, name: str, path: str) -> None:
     """Each token of an answer is looked up in KV, or in the state, of whichever member has it."""
     dense = STATE_MODEL.parent / name.removesuffix("-fp8")

@@ -1,9 +1,8 @@
 """Every planted fault is found by its kept seed, or by one of a few others. `make sim-mutants` searches anew."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from tests.sim.mutants import FOUND_BY_TESTS, MUTANTS, Mutant
 from tests.sim.mutation import mutated
 
 ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "tests" / "sim" / "mutation.py"
 KILLING_SEEDS: dict[str, int] = json.loads((Path(__file__).parent / "killing_seeds.json").read_text())
 
 
@@ -29,15 +29,15 @@ def test_each_changes_one_place(mutant: Mutant) -> None:
     assert mutated(source.read_text(), mutant) != source.read_text()
 
 
+LIBRARIES = ("pytest", "hypothesis", "psutil", "msgspec", "numpy", "xxhash")
 NUM_FRESH = 150
 """Seeds tried where the kept one finds nothing any more: a change of the code changes what a seed draws."""
 
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
-    made = Forks.of(("pytest", "msgspec", "numpy", "xxhash"))
-    yield made
-    made.close()
+    with closing(Forks.of((*LIBRARIES, "tests.sim.mutants", "deltaserve.sim.rig"), ROOT)) as made:
+        yield made
 
 
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.name in KILLING_SEEDS], ids=lambda m: m.name)
@@ -47,15 +47,31 @@ def test_each_is_found(forks: Forks, mutant: Mutant) -> None:
 
 
 @pytest.mark.parametrize("name", FOUND_BY_TESTS)
-def test_those_too_rare_for_drawn_runs_are_found_by_a_test(name: str) -> None:
+def test_those_too_rare_for_drawn_runs_are_found_by_a_test(forks: Forks, name: str) -> None:
     test = Path(__file__).parents[1] / FOUND_BY_TESTS[name]
-    command = [sys.executable, "-m", "tests.sim.mutation", name, str(test)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    done = forks.run(ROOT, PROGRAM, name, str(test), limit_s=PATIENCE_S)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
+    assert "\n1 failed" in done.stdout, done.stderr  # an exception, too, ends a program with 1
+
+
+NOTHING = """
+import sys
+from tests.sim import mutation
+from tests.sim.mutants import MUTANTS, Mutant
+nothing = Mutant("nothing", "", MUTANTS[0].module, MUTANTS[0].old, MUTANTS[0].old)
+assert mutation.first_kill(nothing, 0, 3) is None
+sys.exit(mutation.exit_code_of(nothing, sys.argv[1]))
+"""
+
+
+def test_without_a_fault_nothing_is_found(forks: Forks, tmp_path: Path) -> None:
+    (tmp_path / "nothing.py").write_text(NOTHING)
+    test = Path(__file__).parents[1] / FOUND_BY_TESTS["parked_for_ever"]
+    done = forks.run(ROOT, tmp_path / "nothing.py", str(test), limit_s=PATIENCE_S)
+    assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr
 
 
 def _finds(forks: Forks, mutant: Mutant, first: int, num_seeds: int) -> bool:
-    program = ROOT / "tests" / "sim" / "mutation.py"
-    done = forks.run(ROOT, program, mutant.name, str(first), str(num_seeds), limit_s=PATIENCE_S)
+    done = forks.run(ROOT, PROGRAM, mutant.name, str(first), str(num_seeds), limit_s=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()[1] != "lives"

@@ -2,7 +2,6 @@
 
 import importlib
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +24,7 @@ from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.spec import CacheSpec, PageGroup
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
 from tests.compute.attention import flashinfer_reference
-from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
+from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
 from tests.compute.native.native_build import compiled_library
 
 
@@ -141,13 +140,7 @@ def test_pages_that_flashinfer_cannot_read_are_refused(group: PageGroup, why: st
         make("flashinfer", group)
 
 
-@pytest.fixture
-def process() -> Iterator[KernelProcess]:
-    yield from interpreting_process()
-
-
 def check_flashinfer() -> None:
-    flashinfer_reference.stand_in()
     for dtype in (DType.BFLOAT16, DType.FLOAT16, DType.FP8_E4M3):
         for retention in (KEEP_ALL, Retention(Lifetime.WINDOW, 20)):
             group = PageGroup("kv", 3, 2, 64, dtype, retention)
@@ -163,8 +156,8 @@ def check_flashinfer() -> None:
 
 
 @needs_triton
-def test_flashinfer_passes_its_test_for_every_type_that_it_has(process: KernelProcess) -> None:
-    run_in(process, check_flashinfer)
+def test_flashinfer_passes_its_test_for_every_type_that_it_has(process_with_flashinfer: KernelProcess) -> None:
+    run_in(process_with_flashinfer, check_flashinfer)
 
 
 def check_interpreted() -> None:

@@ -3,7 +3,7 @@ begun for it."""
 
 import importlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -23,16 +23,11 @@ from deltaserve.core.layout.dtype import DType
 from tests.compute.attention.attention_world import POOL, Shape, World
 from tests.compute.attention.compiled_kernels import Constants
 from tests.compute.attention.step_tape import StepTape
-from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
+from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
 
 SHAPE = Shape(num_layers=1, uses_triton=True)
 ROOM = 6
 FIELDS = ("positions", "first_parts", "part_starts", "write_pages", "tokens", "pages")
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[KernelProcess]:
-    yield from interpreting_process()
 
 
 # ---------------------------------------------------------------- the buffer

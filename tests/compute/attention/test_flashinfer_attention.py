@@ -7,7 +7,6 @@ import ast
 import importlib
 import importlib.util
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from deltaserve.core.errors import StateError
 from deltaserve.core.layout.dtype import DType
 from tests.compute.attention import flashinfer_reference
 from tests.compute.attention.attention_world import Shape, World, check_against_plain, check_sharing_against_plain
-from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
+from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
 
 DTYPES = (
     (DType.BFLOAT16, DType.BFLOAT16),
@@ -33,11 +32,9 @@ SINKS = torch.tensor([-2.0, 0.5, 3.0, 30.0])
 HALF = Shape(num_layers=1, dtype=DType.FLOAT16, kv_dtype=DType.FLOAT16, uses_flashinfer=True)
 
 
-@pytest.fixture(scope="module")
-def process() -> Iterator[KernelProcess]:
-    for process in interpreting_process():
-        run_in(process, flashinfer_reference.stand_in)
-        yield process
+@pytest.fixture
+def process(process_with_flashinfer: KernelProcess) -> KernelProcess:
+    return process_with_flashinfer
 
 
 def check(process: KernelProcess, shape: Shape, sinks: torch.Tensor | None = None) -> None:

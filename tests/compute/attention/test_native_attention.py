@@ -13,7 +13,7 @@ from deltaserve.compute.attention.native.native_attention import NativeAttention
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.rounding import Rounding
 from tests.compute.attention.attention_world import Shape, World, check_against_plain, check_sharing_keeps_bits
-from tests.compute.native.native_build import EMULATED_AMX, ISAS, native_context
+from tests.compute.native.native_build import EMULATED_AMX, native_context, sets_with_own
 
 KV_DTYPES = (
     (DType.FLOAT32, DType.FLOAT32),
@@ -31,7 +31,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(params=ISAS)
+@pytest.fixture(params=sets_with_own("attention_kernel"))
 def isa(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

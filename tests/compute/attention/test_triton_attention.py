@@ -22,7 +22,6 @@ from tests.compute.attention.compiled_kernels import Target, compiled_sizes
 from tests.compute.attention.triton_process import (
     KernelProcess,
     compiling_process,
-    interpreting_process,
     needs_triton,
     run_in,
 )
@@ -41,11 +40,6 @@ KV_DTYPES = (
 LENS, QUERIES = (200, 1, 77, 31, 64), (1, 1, 20, 5, 17)
 SINKS = torch.tensor([-2.0, 0.5, 3.0, 30.0])
 ONE_LAYER = Shape(num_layers=1, uses_triton=True)
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[KernelProcess]:
-    yield from interpreting_process()
 
 
 def check(process: KernelProcess, shape: Shape, sinks: torch.Tensor | None = None) -> None:
@@ -83,8 +77,9 @@ def test_one_plane_that_serves_as_keys_and_values(process: KernelProcess, head_d
     run_in(process, check_against_plain, shape, (90, 31), (1, 20))
 
 
-@pytest.mark.parametrize("window_len", [1, 5, 63, 100, 1000])
-@pytest.mark.parametrize("sinks", [None, SINKS], ids=["", "sinks"])
+@pytest.mark.parametrize(
+    ("window_len", "sinks"), [*((length, None) for length in (1, 5, 63, 100, 1000)), (63, SINKS), (100, SINKS)]
+)
 def test_windows_and_sinks(process: KernelProcess, window_len: int, sinks: torch.Tensor | None) -> None:
     check(process, replace(ONE_LAYER, window_len=window_len), sinks)
     check(process, replace(ONE_LAYER, page_size=1, split_tokens=20, window_len=window_len), sinks)
@@ -100,8 +95,10 @@ def test_long_queries_in_pieces_of_several_splits(process: KernelProcess) -> Non
     run_in(process, check_against_plain, replace(shape, window_len=150), (700, 300), (100, 200))
 
 
-@pytest.mark.parametrize(("dtype", "kv_dtype"), KV_DTYPES)
-@pytest.mark.parametrize("window_len", [None, 100])
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "window_len"),
+    [*((*dtypes, None) for dtypes in KV_DTYPES), *((*dtypes, 100) for dtypes in (KV_DTYPES[0], KV_DTYPES[4]))],
+)
 def test_sharing_keeps_bits(process: KernelProcess, dtype: DType, kv_dtype: DType, window_len: int | None) -> None:
     """Bits are kept for rows whose windows begin in different splits, and for extends beside decoding rows."""
     shape = Shape(16, 64, 1, 1, 2, 32, dtype=dtype, kv_dtype=kv_dtype, window_len=window_len, uses_triton=True)

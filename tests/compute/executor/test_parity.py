@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 from deltaserve.control.sched.plan import SharedRun
 from deltaserve.core.ids import RowId
 from deltaserve.core.layout.dtype import DType
-from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
+from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
 from tests.compute.executor.world import (
     Driver,
     assert_same,
@@ -44,11 +43,6 @@ class TritonDriver(Driver):
 @pytest.mark.parametrize("name", FLOAT32)
 def test_generation(tiny_models: Path, name: str, driver: type[Driver]) -> None:
     check_generation(driver(tiny_models / name), tiny_models / name)
-
-
-@pytest.fixture
-def process() -> Iterator[KernelProcess]:
-    yield from interpreting_process()
 
 
 def check_triton(path: Path) -> None:

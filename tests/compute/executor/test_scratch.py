@@ -1,6 +1,5 @@
 """What is counted for the scratch memory of a step is at least what the step keeps."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,9 @@ from deltaserve.core.layout.shard import Shard
 from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.settings.resolve import StepSizes
-from tests.compute.attention import flashinfer_reference
 from tests.compute.attention.attention_world import POOL, Shape, World
 from tests.compute.attention.test_fixed_step import OnDevice
-from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
+from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
 from tests.layer_parts import mla_of
 
 SIZES = StepSizes("cpu", max_rows=20, step_len=512, context_len=4096, split_tokens=64, page_size=16)
@@ -80,11 +78,6 @@ def test_attention_over_windows_keeps_no_more_than_is_counted(
     assert 0 < world.backend.scratch_bytes <= attention_bytes(replace(spec, layers=layers), SIZES)
 
 
-@pytest.fixture
-def process() -> Iterator[KernelProcess]:
-    yield from interpreting_process()
-
-
 def check_kernels(spec: ModelSpec) -> None:
     sizes = StepSizes("cuda", max_rows=4, step_len=64, context_len=512, split_tokens=64, page_size=16)
     steps = (([512] * 2, [1] * 2), ([400, 300], [16, 3]), ([300], [64]))
@@ -109,7 +102,6 @@ def test_kernels_for_gpus_keep_no_more_than_is_counted(process: KernelProcess, s
 
 
 def check_flashinfer(spec: ModelSpec) -> None:
-    flashinfer_reference.stand_in()
     sizes = StepSizes("cuda", max_rows=4, step_len=64, context_len=512, split_tokens=64, page_size=16)
     half = DType.FLOAT16
     for lens, q_lens in (([512] * 2, [1] * 2), ([400, 300], [16, 3]), ([300], [64])):
@@ -122,8 +114,8 @@ def check_flashinfer(spec: ModelSpec) -> None:
 
 
 @needs_triton
-def test_flashinfer_keeps_no_more_than_is_counted(process: KernelProcess, spec: ModelSpec) -> None:
-    run_in(process, check_flashinfer, spec)
+def test_flashinfer_keeps_no_more_than_is_counted(process_with_flashinfer: KernelProcess, spec: ModelSpec) -> None:
+    run_in(process_with_flashinfer, check_flashinfer, spec)
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3"])

@@ -3,7 +3,7 @@ itself, to the bit; and which steps those are."""
 
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from deltaserve.core.ids import PageId, PoolId, RowId
 from deltaserve.core.sampling import SamplingParams
 from tests.compute.attention.compiled_kernels import Constants
 from tests.compute.attention.step_tape import StepTape
-from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
+from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
 from tests.compute.executor.replaying import (
     NUM_RECORDED,
     NUM_STEPS,
@@ -45,11 +45,6 @@ from tests.compute.executor.replaying import (
 from tests.compute.executor.world import Driver
 
 # ---------------------------------------------------------------- whole models by Triton's kernels
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[KernelProcess]:
-    yield from interpreting_process()
 
 
 def check_replays(folder: Path, kinds: Sequence[type[RecordingDriver]]) -> None:
@@ -68,7 +63,7 @@ def check_replays(folder: Path, kinds: Sequence[type[RecordingDriver]]) -> None:
 @needs_triton
 def test_replays_compute_what_steps_do(process: KernelProcess, tiny_models: Path, tmp_path: Path) -> None:
     """Launched ahead of the tokens that they begin with, or not, and whether rows share what they read or not."""
-    model = with_parts(tiny_models / "llama", tmp_path, (0, 1))
+    model = with_parts(tiny_models / "llama", tmp_path, (0,))
     run_in(process, check_replays, model, (ReplayingDriver, RecordingDriver))
 
 

@@ -6,6 +6,7 @@ decode knows nothing of the prompt, a part of it, or all. Ranks are threads of t
 
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from deltaserve.core.ids import RegionId, RowId
 from deltaserve.core.layout.copy_plan import PlacedPages, Route, plan_cache
 from deltaserve.core.layout.staged_route import StagedRoute
 from deltaserve.core.tokens import pack_u32
+from tests.cells import cells
 from tests.compute.executor.world import (
     RankDriver,
     assert_same,
@@ -137,9 +139,13 @@ def replicated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_variant(variant, tmp_path_factory.mktemp("replicated") / "minimax_m2")
 
 
-@pytest.mark.parametrize("num_readers", SIZES)
-@pytest.mark.parametrize("num_writers", SIZES)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "num_writers", "num_readers"),
+    cells(
+        product(FAMILIES, SIZES, SIZES),
+        lambda name, *ranks: name not in ("llama", "deepseek_v3") and ranks not in ((1, 2), (2, 1), (2, 4), (4, 2)),
+    ),
+)
 def test_decode_goes_on_where_prefill_ended(tiny_models: Path, name: str, num_writers: int, num_readers: int) -> None:
     check_hand_over(tiny_models / name, num_writers, num_readers)
 

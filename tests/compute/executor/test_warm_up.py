@@ -1,7 +1,7 @@
 """Steps before anybody waits for one: which they are, and that nothing is left of them."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -14,7 +14,7 @@ from deltaserve.compute.executor.warm_up import WarmUp, warm_up
 from deltaserve.control.sched.plan import ItemOutcome, ItemResult, StepPlan, StepResult
 from deltaserve.core.ids import RowId
 from tests.compute.attention.step_tape import StepTape
-from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
+from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
 from tests.compute.executor.replaying import EagerDriver, ReplayingDriver, decode_together, with_parts
 from tests.compute.executor.world import Driver, check_generation
 
@@ -121,11 +121,6 @@ def test_an_executor_that_is_warm_computes_what_it_did(tiny_models: Path, name: 
     warm(driver, driver.run)
     assert not driver.executor._rows
     check_generation(driver, tiny_models / name)
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[KernelProcess]:
-    yield from interpreting_process()
 
 
 def check_first_requests(folder: Path) -> None:

@@ -1,13 +1,11 @@
 """Norms, rotation and gates by Triton's kernels, run by its interpreter on the CPU, against torch's."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from deltaserve.compute.layers.ops_choice import make_step_ops
 from deltaserve.compute.layers.step_ops import TorchOps
-from tests.compute.attention.triton_process import KernelProcess, interpreting_process, needs_triton, run_in
+from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
 from tests.compute.layers.triton_ops_checks import (
     HEADS,
     TYPES,
@@ -20,11 +18,6 @@ from tests.compute.layers.triton_ops_checks import (
 )
 
 pytestmark = needs_triton
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[KernelProcess]:
-    yield from interpreting_process()
 
 
 @pytest.mark.parametrize("types", TYPES)

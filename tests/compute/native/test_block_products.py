@@ -10,13 +10,13 @@ from deltaserve.compute.weights.block_matrix import BlockMatrix, Stacked, block_
 from deltaserve.compute.weights.packing import pack_values
 from deltaserve.model.formats.block_forms import TYPE_FORMS
 from tests.compute.native.block_matrices import random_matrix
-from tests.compute.native.native_build import ISAS, compiled_library, native_context
+from tests.compute.native.native_build import compiled_library, native_context, sets_with_own
 
 SHAPES = ((70, 96), (33, 544), (1, 32), (64, 1056))
 """[out, in]: whole panels and not; more than is expanded at once."""
 
 
-@pytest.fixture(params=ISAS)
+@pytest.fixture(params=sets_with_own("blocks_kernel"))
 def ops(request: pytest.FixtureRequest) -> NativeOps:
     return NativeOps(native_context(request.param))
 

@@ -6,13 +6,13 @@ from torch import Tensor
 
 from deltaserve.compute.layers.delta_rule import DeltaRun, DeltaRuns, DeltaTokens, normalised, recurred
 from deltaserve.compute.layers.native_ops import NativeOps
-from tests.compute.native.native_build import compiled_library, native_context
+from tests.compute.native.native_build import compiled_library, native_context, sets_with_own
 
 KEY_HEADS, GROUP = 2, 3
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=["generic", "avx2", "avx512"])
+@pytest.fixture(params=sets_with_own("delta_rule_kernel"))
 def ops(request: pytest.FixtureRequest) -> NativeOps:
     return NativeOps(native_context(request.param))
 

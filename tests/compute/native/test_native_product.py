@@ -8,13 +8,13 @@ from deltaserve.compute.layers.native_ops import NativeOps
 from deltaserve.compute.weights.block_matrix import Matrix
 from deltaserve.compute.weights.packing import pack, product
 from deltaserve.core.rounding import Rounding
-from tests.compute.native.native_build import ISAS, compiled_library, native_context
+from tests.compute.native.native_build import compiled_library, native_context, sets_with_own
 
 SHAPES = ((64, 64), (200, 72), (272, 64), (130, 2), (512, 1536), (96, 1000), (64, 2050))
 """[out, in]: whole panels and not, one and several blocks of the sum."""
 
 
-@pytest.fixture(params=ISAS)
+@pytest.fixture(params=sets_with_own("product_kernel"))
 def ops(request: pytest.FixtureRequest) -> NativeOps:
     return NativeOps(native_context(request.param))
 
@@ -55,7 +55,7 @@ def test_products_of_many_rows(ops: NativeOps, shape: tuple[int, int], dtype: to
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("depth", [1100, 1184])
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", sets_with_own("product_kernel"))
 @torch.inference_mode()
 def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(isa: str, depth: int, dtype: torch.dtype) -> None:
     """A matrix of several tasks, of a depth that whole tiles make up or not."""

@@ -10,7 +10,7 @@ from deltaserve.compute.layers.ops_choice import check_step_ops, make_step_ops
 from deltaserve.compute.layers.step_ops import HeadNorm, StepOps, StepOpsUnavailable, TorchOps
 from deltaserve.core.errors import ConfigError
 from deltaserve.model.layers.layer_spec import Activation
-from tests.compute.native.native_build import ISAS, compiled_library, native_context
+from tests.compute.native.native_build import compiled_library, native_context, sets_with_own
 
 TYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
 """Type of the rows, type of the weights."""
@@ -18,7 +18,7 @@ EPS = 1e-6
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=ISAS)
+@pytest.fixture(params=sets_with_own("step_ops_kernel"))
 def ops(request: pytest.FixtureRequest) -> NativeOps:
     return NativeOps(native_context(request.param))
 
