@@ -87,7 +87,7 @@ def bench_steps(model: Path, rows: int, num_rounds: int) -> None:
         before = resident_mib()
         bench = Bench(model, rows, DType.FLOAT32, "cpu", 1, CONTEXT + CHUNK, mode)
         kv = sum(arena.bytes.numel() for arena in bench.executor.memory.kv.arenas) / 2**20
-        counted = checkpoint.facts().weight_bytes("float32", mode) / 2**20
+        counted = checkpoint.facts().weight_bytes("float32", mode, "cpu") / 2**20
         print(f"{mode:6} weights {counted:.0f} MiB counted; resident {resident_mib() - before - kv:+.0f} MiB beside KV")
         bench.lay_out(0)
         benches.append(bench)

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
@@ -211,7 +211,7 @@ class Clients:
         self.tally.num_moved += timings["transferred_bytes"] > 0
         self.tally.num_near += timings["local_wait_tokens"] > 0 and timings["prefill_s"] == 0
 
-    def _note_hints(self, given: dict[str, object], usage: dict[str, dict[str, str]]) -> None:
+    def _note_hints(self, given: Mapping[str, object], usage: dict[str, dict[str, str]]) -> None:
         """Each hint is answered, whatever became of the workers."""
         told = {hint: outcome for hint, outcome in usage.get("kv_hints", {}).items() if hint != "reason"}
         if told.keys() != given.keys():

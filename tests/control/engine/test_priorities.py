@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from deltaserve.core.ids import PeerName
 from deltaserve.core.wire.messages import Offer, Submit
 from deltaserve.sim.cluster import FRONT, Shape
 from tests.control.engine.duo import DECODE, PREFILL, Duo
@@ -23,7 +24,7 @@ def test_the_submit_and_the_offer_say_it() -> None:
     ("policy", "is_first"), [("priority", True), ("priority-low-first", False), ("fcfs", False), ("lpm", False)]
 )
 @pytest.mark.parametrize("side", [PREFILL, DECODE])
-def test_the_queue_of_each_side_is_ordered_by_it(policy: str, is_first: bool, side: str) -> None:
+def test_the_queue_of_each_side_is_ordered_by_it(policy: str, is_first: bool, side: PeerName) -> None:
     """A row is taken by a third request meanwhile: on prefill by a long prompt, on decode by a long answer."""
     num_prompt, num_output = (100, 1) if side == PREFILL else (5, 60)
     duo = Duo(replace(SHAPE, schedule_policy=policy))

@@ -360,7 +360,9 @@ def test_a_name_in_use_is_given_to_no_other_address() -> None:
 def test_why_a_worker_cannot_be_reached_stands_beside_it() -> None:
     async def scenario() -> None:
         async with house("prefill-0", "decode-0") as h:
-            h.engine.add_worker("decode-9", Role.DECODE, h["decode-0"].member.url)
+            elsewhere = h["decode-0"].member.url
+            assert elsewhere is not None
+            h.engine.add_worker("decode-9", Role.DECODE, elsewhere)
 
             def complaints() -> dict[str, str | None]:
                 return {worker.name: worker.link_complaint for worker in h.engine.stats().workers}
