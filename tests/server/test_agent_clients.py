@@ -138,7 +138,11 @@ async def test_a_context_that_is_not_edited_is_taken(system_first: TextCodec, na
 LONG = {"role": "user", "content": "word " * 200}
 OVERFLOWS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a message": (MESSAGES, {"messages": [LONG], "max_tokens": 9}, "prompt is too long: "),
-    "a message and its answer": (MESSAGES, {"messages": [ASKED], "max_tokens": 510}, "prompt is too long: "),
+    "a message and its answer": (
+        MESSAGES,
+        {"messages": [ASKED], "max_tokens": 510},
+        "input length and `max_tokens` exceed context limit: ",
+    ),
     "a message before it is tokenized": (
         MESSAGES,
         {"messages": [{**LONG, "content": "x" * 9999}], "max_tokens": 9},

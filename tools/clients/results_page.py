@@ -55,8 +55,8 @@ what the AI SDK, LiteLLM and openai-agents send beside the checks above (`tests/
 - Any other model name is a 404: name the served one for every use, or give the server more names
   (`--served-model-name`).
 - `CLAUDE_CODE_MAX_OUTPUT_TOKENS` must leave room for the prompt: what is asked for counts in full against the context
-  (`--context-length`). A prompt that does not fit beside it is a 400 that begins with "prompt is too long", at which
-  Claude Code compacts its conversation.
+  (`--context-length`). Where they do not fit together the 400 says so in Anthropic's words, with the numbers by
+  which Claude Code asks for less; at "prompt is too long" it compacts its conversation.
 - Its system prompt begins with a line `x-anthropic-billing-header: ...`, another one in every request, which would keep
   every prompt from being found in a cache. The server leaves that line out, here as in a count of tokens, and counts it
   (`deltaserve_ignored_fields_total`). `"CLAUDE_CODE_ATTRIBUTION_HEADER": "0"` keeps it from being sent.

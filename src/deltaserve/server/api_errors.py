@@ -45,6 +45,15 @@ class ApiError(Exception):
         }
 
 
+@dataclass(eq=False, kw_only=True)
+class AnswerTooLong(ApiError):
+    """A prompt fits, but not with the answer that is asked for. Counts are of tokens."""
+
+    prompt_len: int
+    asked_len: int
+    context_len: int
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class ErrorShape:
     """How a dialect writes an error, and how the API's description says so."""

@@ -16,7 +16,7 @@ from deltaserve.core.namespaces import narrowed
 from deltaserve.core.priority import clipped
 from deltaserve.core.tokens import pack_u32
 from deltaserve.core.wire.messages import CacheUse
-from deltaserve.server.api_errors import ApiError, excerpt, invalid, unsupported
+from deltaserve.server.api_errors import AnswerTooLong, ApiError, excerpt, invalid, unsupported
 from deltaserve.server.body_fields import BodyPart, UnknownFields
 from deltaserve.server.prompts import Prompt, context_exceeded
 from deltaserve.server.sampling_fields import EndpointFields, derive_seed, resolve, stop_strings
@@ -128,7 +128,16 @@ class OutputLimit:
             return min(self.default or context, context - prompt_len)
         if prompt_len + self.asked > context:
             need = prompt_len + self.asked
-            raise self._too_long(f"prompt and {self.param} need {need} tokens, {context} fit", prompt_len)
+            error = self._too_long(f"prompt and {self.param} need {need} tokens, {context} fit", prompt_len)
+            raise AnswerTooLong(
+                error.status,
+                error.code,
+                error.message,
+                error.param,
+                prompt_len=prompt_len,
+                asked_len=self.asked,
+                context_len=context,
+            )
         return self.asked
 
     def _too_long(self, message: str, prompt_len: int) -> ApiError:

@@ -13,6 +13,7 @@ from deltaserve.core.ids import Namespace
 from deltaserve.core.wire.messages import FinishReason
 from deltaserve.server.api_errors import (
     CONTEXT_EXCEEDED,
+    AnswerTooLong,
     ApiError,
     ErrorShape,
     Json,
@@ -577,7 +578,10 @@ def _error_body(error: ApiError) -> Json:
     param, told = error.param, error.message
     if param is not None and not told.startswith((f"{param} ", f"{param}:")):
         told = f"{param}: {told}"
-    if error.code == CONTEXT_EXCEEDED:  # Claude Code compacts a conversation only where the text begins so
+    if isinstance(error, AnswerTooLong):  # Claude Code asks for less, or compacts, where the text begins so
+        numbers = f"{error.prompt_len} + {error.asked_len} > {error.context_len}"
+        told = f"input length and `max_tokens` exceed context limit: {numbers}, decrease either ({told})"
+    elif error.code == CONTEXT_EXCEEDED:  # it compacts a conversation only where the text begins so
         told = f"prompt is too long: {told}"
     return {"type": "error", "error": {"type": kind, "message": told[:500]}}
 
