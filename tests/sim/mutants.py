@@ -81,6 +81,7 @@ _SEAL = "deltaserve.control.transfer.slot_seal"
 _BACK = "control/engine/test_write_back.py::"
 _FILE = "control/engine/test_tiering.py::"
 FOUND_BY_TESTS = {
+    "ranks_report_of_old_greeting": "control/transfer/test_ranks.py::test_ends_are_told_in_the_order_of_the_ranks",
     "parked_for_ever": "control/engine/test_endings.py::"
     "test_a_prompt_that_waits_for_a_grant_is_asked_about_where_its_cancel_was_lost",
     "revoked_grant_opens": "control/engine/test_protocol.py::"
