@@ -97,7 +97,8 @@ def exchange_functions(module: ModuleType, mutant: Mutant) -> bool:
     if changed is None:
         return False
     gc.unfreeze()  # the process that was forked had all of it frozen, which nobody finds
-    functions = [one for one in gc.get_objects() if isinstance(one, FunctionType) and one.__module__ == module.__name__]
+    # the type itself: isinstance asks each object of all libraries for its class, and one of torch's warns then
+    functions = [one for one in gc.get_objects() if type(one) is FunctionType and one.__module__ == module.__name__]
     gc.freeze()
     found, made = (
         [one for one in functions if one.__code__ in changed],
