@@ -8,26 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaserve.control.engine.near import PromptPace, Weighing
-from deltaserve.core.wire.messages import Cores, PrefillWay, Usage
+from deltaserve.core.wire.messages import Usage
 from deltaserve.server.usage import timings
+from tests.control.engine.drawn_weighings import drawn_weighings
 
-counts = st.integers(0, 20_000)
 paces = st.floats(0.0, 50.0).map(lambda pace: round(pace, 3))
-ways = st.builds(
-    PrefillWay, queue_len=counts, lacking_len=counts, handover_len=counts, pulled_len=counts, pull_len=counts
-)
-weighings = st.builds(
-    Weighing,
-    missing_len=counts,
-    backlog_len=counts,
-    num_rows=st.integers(0, 64),
-    way=ways,
-    most_len=counts,
-    cores=st.sampled_from(Cores),
-    filed_len=counts,
-    load_len=counts,
-    pace=st.builds(PromptPace, paces, paces, paces),
-)
+weighings = drawn_weighings(st.integers(0, 20_000), 64, st.builds(PromptPace, paces, paces, paces))
 
 
 def decided(line: Mapping[str, Any]) -> str:

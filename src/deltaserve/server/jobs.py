@@ -16,9 +16,9 @@ from deltaserve.core.namespaces import narrowed
 from deltaserve.core.priority import clipped
 from deltaserve.core.tokens import pack_u32
 from deltaserve.core.wire.messages import CacheUse
-from deltaserve.server.api_errors import AnswerTooLong, ApiError, excerpt, invalid, unsupported
+from deltaserve.server.api_errors import CONTEXT_EXCEEDED, AnswerTooLong, ApiError, excerpt, invalid, unsupported
 from deltaserve.server.body_fields import BodyPart, UnknownFields
-from deltaserve.server.prompts import Prompt, context_exceeded
+from deltaserve.server.prompts import Prompt, context_exceeded, told_context
 from deltaserve.server.sampling_fields import EndpointFields, derive_seed, resolve, stop_strings
 from deltaserve.server.settings import ServerSettings
 from deltaserve.server.structured_output import Constraint, ConstraintFields
@@ -123,29 +123,30 @@ class OutputLimit:
         context = min(limits.max_context_len, limits.max_total_len or limits.max_context_len)
         if prompt_len > limits.max_prompt_len or prompt_len >= context:
             most = min(limits.max_prompt_len, context - 1)
-            raise self._too_long(f"the prompt has {prompt_len} tokens, at most {most} fit", prompt_len)
+            reason = self._with_numbers(f"the prompt has {prompt_len} tokens, at most {most} fit", prompt_len)
+            raise context_exceeded(reason, self.prompt_param, limits)
         if self.asked is None:
             return min(self.default or context, context - prompt_len)
         if prompt_len + self.asked > context:
             need = prompt_len + self.asked
-            error = self._too_long(f"prompt and {self.param} need {need} tokens, {context} fit", prompt_len)
+            reason = self._with_numbers(f"prompt and {self.param} need {need} tokens, {context} fit", prompt_len)
             raise AnswerTooLong(
-                error.status,
-                error.code,
-                error.message,
-                error.param,
+                400,
+                CONTEXT_EXCEEDED,
+                told_context(reason, limits),
+                self.prompt_param,
                 prompt_len=prompt_len,
                 asked_len=self.asked,
                 context_len=context,
             )
         return self.asked
 
-    def _too_long(self, message: str, prompt_len: int) -> ApiError:
+    def _with_numbers(self, reason: str, prompt_len: int) -> str:
         asked = "default" if self.asked is None else self.asked
         numbers = f"prompt {prompt_len}, {self.param} {asked}, context {self.limits.max_context_len}"
         if self.limits.max_prompt_len < self.limits.max_context_len:
             numbers += f", pages for a prompt of {self.limits.max_prompt_len}"
-        return context_exceeded(f"{message} ({numbers})", self.prompt_param, self.limits)
+        return f"{reason} ({numbers})"
 
 
 class StreamOptions(BodyPart):

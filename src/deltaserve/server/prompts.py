@@ -87,9 +87,13 @@ def too_long(least: int, param: str, limits: Limits) -> ApiError:
 
 
 def context_exceeded(reason: str, param: str, limits: Limits) -> ApiError:
-    """What a prompt gets that does not fit, alone or with its answer. Clients know it by how OpenAI's text begins."""
-    message = f"this model's maximum context length is {limits.max_context_len} tokens: {reason}"
-    return ApiError(400, CONTEXT_EXCEEDED, message, param)
+    """What a prompt gets that does not fit alone."""
+    return ApiError(400, CONTEXT_EXCEEDED, told_context(reason, limits), param)
+
+
+def told_context(reason: str, limits: Limits) -> str:
+    """Why a prompt does not fit, alone or with its answer. Clients know it by how OpenAI's text begins."""
+    return f"this model's maximum context length is {limits.max_context_len} tokens: {reason}"
 
 
 def num_kept(asked: KeptTokens, longest: int) -> int | None:

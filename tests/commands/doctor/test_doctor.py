@@ -143,7 +143,7 @@ def test_a_port_to_the_world_is_pointed_out() -> None:
 
 def test_transfer_that_cannot_be_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The children say why; none is left."""
-    monkeypatch.setattr(nixl_checks, "ucx_environment", lambda tls, devices: {"UCX_TLS": "self"})
+    monkeypatch.setattr(nixl_checks, "silent_ucx_environment", lambda tls, devices: {"UCX_TLS": "self"})
     *_, line = nixl_checks.check(None)
     assert line.level is Level.FAIL
     assert "UCX_TLS" in line.text

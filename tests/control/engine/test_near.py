@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from deltaserve.control.engine.near import PromptPace, Weighing, known_better
 from deltaserve.core.wire.messages import Cores, PrefillWay
+from tests.control.engine.drawn_weighings import drawn_weighings
 
 counts = st.integers(0, 1 << 20)
 
@@ -82,20 +83,8 @@ def test_the_front_is_told_what_decided() -> None:
 
 
 paces = st.floats(0.0, 50.0)
-ways = st.builds(
-    PrefillWay, queue_len=counts, lacking_len=counts, handover_len=counts, pulled_len=counts, pull_len=counts
-)
-weighings = st.builds(
-    Weighing,
-    missing_len=counts,
-    backlog_len=counts,
-    num_rows=st.integers(0, 512),
-    way=ways,
-    most_len=counts,
-    cores=st.sampled_from(Cores),
-    filed_len=st.just(0),
-    load_len=counts,
-    pace=st.builds(lambda alone, more, row: PromptPace(alone, alone + more, row), paces, paces, paces),
+weighings = drawn_weighings(
+    counts, 512, st.builds(lambda alone, more, row: PromptPace(alone, alone + more, row), paces, paces, paces)
 ).flatmap(lambda w: st.builds(lambda filed: replace(w, filed_len=filed), st.integers(0, w.missing_len)))
 
 

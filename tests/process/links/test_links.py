@@ -12,6 +12,7 @@ from deltaserve.core.sampling import SamplingParams
 from deltaserve.core.wire.codec import encode
 from deltaserve.core.wire.messages import Cancel, Offer, PeerAddress
 from deltaserve.process.links.limits import LinkLimits
+from deltaserve.process.links.links import Links
 from deltaserve.process.links.security import LinkSecurity
 from tests.descriptors import no_more_files
 from tests.patience import PATIENCE_S
@@ -276,13 +277,19 @@ def test_a_full_outbox_drops_and_never_blocks(make_links: MakeLinks) -> None:
     assert dialer.stats.dropped_full == 90
 
 
-def test_a_link_that_spoke_garbage_once_is_dialled_again(make_links: MakeLinks) -> None:
-    """One bit flipped on the wire must not end a link for the life of the process."""
-    dialer, listener = make_links(limits=LinkLimits(redial_s=0.05)), make_links()
+def dialled_garbler(dialer: Links) -> int:
+    """The port at which the dialer has met garbage, and where nobody listens now."""
     with sockets.create_server(("127.0.0.1", 0)) as garbler:
         port = garbler.getsockname()[1]
         dialer.dial(address(PREFILL, port))
         send_garbage(garbler)
+    return int(port)
+
+
+def test_a_link_that_spoke_garbage_once_is_dialled_again(make_links: MakeLinks) -> None:
+    """One bit flipped on the wire must not end a link for the life of the process."""
+    dialer, listener = make_links(limits=LinkLimits(redial_s=0.05)), make_links()
+    port = dialled_garbler(dialer)
     listener.listen("127.0.0.1", port)
     deadline = time.monotonic() + PATIENCE_S
     while is_silent(listener, 0.02):
@@ -295,10 +302,7 @@ def test_a_link_that_spoke_garbage_once_is_dialled_again(make_links: MakeLinks) 
 
 def test_a_link_for_which_there_is_no_descriptor_is_dialled_again_later(make_links: MakeLinks) -> None:
     dialer, listener = make_links(limits=LinkLimits(redial_s=0.05)), make_links()
-    with sockets.create_server(("127.0.0.1", 0)) as garbler:
-        port = garbler.getsockname()[1]
-        dialer.dial(address(PREFILL, port))
-        send_garbage(garbler)
+    port = dialled_garbler(dialer)
     deadline = time.monotonic() + PATIENCE_S
     with no_more_files():
         while dialer.stats.refused_dials == 0:

@@ -150,7 +150,7 @@ class Outflow:
                 cached_len=room.cached_len,
                 loaded_len=room.request.loaded_len,
                 pulled_len=min(room.request.pulled_len, room.cached_len),
-                held_ms=1000.0 * (turn.now - room.offered_at),
+                held_ms=1000.0 * (turn.now - room.request.arrival),
                 sent_bytes=room.sent_bytes,
                 draft=draft,
             )
@@ -216,7 +216,6 @@ class Outflow:
         request.is_urgent = request.output_len > 0  # its client has had tokens already
         request.hands_over = self._draft is not None
         room = PrefillRoom(peer.name, Room(offer.room), Attempt(offer.attempt), request, request.num_tokens)
-        room.offered_at = turn.now
         self.rooms[key] = room
         self._by_request[request] = room
         self.parts.scheduler.waiting.add(request)

@@ -58,7 +58,6 @@ class PrefillRoom:
     is_answered: bool = False
     """Whether the room was announced and waits for its grant no more."""
     cached_len: int = 0
-    offered_at: float = 0.0
     sent_bytes: int = 0
     """What has arrived of its pages."""
     first: FirstToken | None = None

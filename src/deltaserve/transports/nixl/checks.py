@@ -21,7 +21,7 @@ from deltaserve.core.ids import Boot, PeerName
 from deltaserve.core.transport import RemoteRank, RemoteRegion, TransportError
 from deltaserve.transports.gpu_trial import cuda_major, gpu_problem, has_gpu
 from deltaserve.transports.nixl.library import fitting_packages, how_to_install
-from deltaserve.transports.nixl.ucx_environment import ucx_environment, ucx_log_level
+from deltaserve.transports.nixl.ucx_environment import silent_ucx_environment
 from deltaserve.transports.probing import NUM_BYTES, REGION, poll
 from deltaserve.transports.registry import TransportOptions, cannot_open, installed_version, transport_kind
 
@@ -76,7 +76,7 @@ def _tried(children: list["subprocess.Popen[str]"], options: TransportOptions) -
 def _on_gpu(asked: TransportOptions | None) -> Line:
     """Workers of one serve need it not: it is an obstacle where nixl was asked for."""
     options = asked or _CUDA_LOOPBACK
-    environment = _environment(options)
+    environment = silent_ucx_environment(options.tls, options.devices)
     problem = gpu_problem("deltaserve.transports.nixl.gpu_check", environment, options.tls, options.devices)
     if problem is None:
         return Line(Level.OK, "transfer", f"nixl over {options.tls}: a page of cuda:0 is registered")
@@ -104,13 +104,8 @@ def _start(name: str, peer: str, options: TransportOptions) -> "subprocess.Popen
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **_environment(options)},
+        env={**os.environ, **silent_ucx_environment(options.tls, options.devices)},
     )
-
-
-def _environment(options: TransportOptions) -> dict[str, str]:
-    """As workers have it."""
-    return {**ucx_environment(options.tls, options.devices), **ucx_log_level()}
 
 
 def _probe(writer: "subprocess.Popen[str]", reader: "subprocess.Popen[str]", options: TransportOptions) -> Line:

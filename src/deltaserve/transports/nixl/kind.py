@@ -10,7 +10,7 @@ from deltaserve.transports.gpu_trial import cuda_major
 from deltaserve.transports.nixl.checks import check
 from deltaserve.transports.nixl.library import fitting_packages, how_to_install
 from deltaserve.transports.nixl.options import FENCED_BY_CLOSE, NixlOptions
-from deltaserve.transports.nixl.ucx_environment import ucx_environment, ucx_log_level
+from deltaserve.transports.nixl.ucx_environment import silent_ucx_environment
 from deltaserve.transports.registry import (
     DataAddress,
     DataNetwork,
@@ -35,7 +35,7 @@ def _make(me: PeerName, boot: Boot, options: TransportOptions) -> Transport:
 
 
 def _environment(options: TransportOptions) -> Mapping[str, str]:
-    return {**ucx_environment(options.tls, options.devices), **ucx_log_level()}
+    return silent_ucx_environment(options.tls, options.devices)
 
 
 def _listen(flags: TransferFlags, network: DataNetwork) -> DataAddress:

@@ -20,7 +20,11 @@ def ucx_environment(tls: str, net_devices: str) -> dict[str, str]:
     return {"UCX_TLS": tls, "UCX_NET_DEVICES": net_devices, "UCX_TCP_CONN_NB": "y", **modules}
 
 
-def ucx_log_level() -> dict[str, str]:
-    """As the user has it, else silent: UCX tells on stdout, which may be somebody's protocol, of variables that it does
-    not know, and of peers that die, which is told in our log."""
-    return {"UCX_LOG_LEVEL": os.environ.get("UCX_LOG_LEVEL", "fatal")}
+def silent_ucx_environment(tls: str, net_devices: str) -> dict[str, str]:
+    """`ucx_environment`, with the log level that the user has set, else silent.
+
+    UCX tells on stdout, which may be somebody's protocol, of variables that it does not know, and of peers that die,
+    which is told in our log.
+    """
+    level = os.environ.get("UCX_LOG_LEVEL", "fatal")
+    return {**ucx_environment(tls, net_devices), "UCX_LOG_LEVEL": level}
