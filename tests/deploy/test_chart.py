@@ -8,13 +8,16 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
+import zmq
 
 import deltaserve
 from deltaserve.core.errors import ConfigError
 from deltaserve.process.front.secrets import read_cluster_key
 from deltaserve.settings.config import Settings
+from deltaserve.settings.kv_events import read_kv_events
 from tests.deploy.lines import settings_of
 from tests.deploy.rendered import (
     CHART,
@@ -33,7 +36,8 @@ from tests.deploy.rendered import (
     specs_of_groups,
     templates_of_groups,
 )
-from tests.deploy.running import MODEL, Release, make_keys, running
+from tests.deploy.running import MODEL, PROMPT, Release, make_keys, running
+from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 
 TWO_NODES = "1p1d-two-nodes"
@@ -138,6 +142,8 @@ def test_no_service_is_in_the_way_of_the_one_that_a_leader_worker_set_makes(obje
         ({"serviceMonitor": {"enabled": True, "credentials": {"secretName": "m"}}}, "networkPolicy.metricsFrom lets"),
         ({"networkPolicy.enabled": False, "serviceMonitor.enabled": True}, "serviceMonitor.credentials.secretName"),
         ({"prefill.nodes": 0}, "nodes"),
+        ({"kvEvents.enabled": True}, "kvEvents.from lets nobody in"),
+        ({"kvEvents.port": 80}, "port"),
         ({"prefill.nodes": 2, "prefill.tpSize": 3}, "prefill.nodes 2: must divide prefill.tpSize, 3 ranks"),
         ({"decode.nodes": 2, "decode.tpSize": 2, "device": "cuda"}, "decode.nodes 2 with device cuda: ranks on GPUs"),
         ({"decode.nodes": 2, "decode.tpSize": 2, "transfers.network": "10.0.0.0/8"}, "leave transfers.network out"),
@@ -174,7 +180,8 @@ def test_deltaserve_takes_every_line(objects: Objects) -> None:
         assert ranks == first.model_copy(update={"node_rank": 1})
     for part in ("prefill", "decode"):
         links = containers(objects)[part]["ports"]
-        assert [{"name": "links", "containerPort": found[part].disaggregation.disaggregation_bootstrap_port}] == links
+        port = found[part].disaggregation.disaggregation_bootstrap_port
+        assert {"name": "links", "containerPort": port} == links[0]
         assert found[part].network.advertise == "10.1.2.3"
     check_router_ports(objects, found["router"])
 
@@ -308,6 +315,29 @@ def test_routers_are_reached_at_the_api_and_at_the_admin_ports_by_whom_the_value
     assert api["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "apps"}
     assert admin["ports"] == [{"port": 9100, "endPort": 9101}]
     assert admin["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+
+
+def test_workers_tell_kv_events_to_whom_the_values_name(rendered: dict[str, Objects]) -> None:
+    """Where they publish is what the NetworkPolicy and the services lead to; else there is no such port."""
+    objects = rendered["routers"]
+    policy = named(objects, "NetworkPolicy", "r-deltaserve-workers")["spec"]
+    (rule,) = (
+        each for each in policy["ingress"] if each["from"] == [{"podSelector": {"matchLabels": {"app": "picker"}}}]
+    )
+    for part in ("prefill", "decode"):
+        container = containers(objects)[part]
+        text = settings_of(argv_of(container)).network.kv_events_config
+        assert text is not None
+        config = read_kv_events(text)
+        ports = {name: port["containerPort"] for port in container["ports"] if (name := port["name"]) != "links"}
+        assert config.endpoint == f"tcp://10.1.2.3:{ports['kv-events']}"
+        assert config.replay_endpoint == f"tcp://10.1.2.3:{ports['kv-replay']}"
+        assert config.topic == "kv@10.1.2.3@acme/tiny:1"
+        assert [each["port"] for each in rule["ports"]] == [*ports.values()]
+        service = named(objects, "Service", f"r-deltaserve-{part}")["spec"]
+        assert {port["targetPort"] for port in service["ports"]} == {"links", *ports}
+    for each in containers(rendered["1p1d"]).values():
+        assert "--kv-events-config" not in each["args"]
 
 
 def test_prometheus_scrapes_every_front(rendered: dict[str, Objects]) -> None:
@@ -454,6 +484,37 @@ def test_what_it_renders_serves(helm: Helm, tmp_path: Path, monkeypatch: pytest.
             log = release.parts[part].log()
             assert '"level": "info"' in log
             assert '"level": "warning"' not in log and '"level": "error"' not in log
+
+
+def test_its_workers_tell_kv_events(helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the chart's own lines: a listener at each pod hears of a prompt's pages, under its own topic."""
+    links, api, admin, port, replay = free_ports(5)
+    ports = {"links.port": links, "router.port": api, "router.adminPort": admin}
+    events = {"kvEvents": {"enabled": True, "port": port, "replayPort": replay, "from": [{"podSelector": {}}]}}
+    pages = {"transfers.firstPort": PAGES.start, "transfers.lastPort": PAGES.stop - 1}
+    objects = helm.template("--values", str(case("1p1d")), *set_all(ports | pages | events))
+    set_page_ports(objects, monkeypatch)
+    lines = lines_on_loopback(objects, tmp_path)
+    with (
+        running(tmp_path, lines, make_keys(tmp_path), (api, admin)) as release,
+        zmq.Context() as context,
+        context.socket(zmq.SUB) as listener,
+    ):
+        pods = [PODS[part] for part in ("prefill", "decode")]
+        for pod in pods:
+            listener.connect(f"tcp://{pod}:{port}")
+        listener.subscribe("kv@")
+        listener.rcvtimeo = round(1000 * PATIENCE_S)
+        heard: set[bytes] = set()
+        expected = {f"kv@{pod}@recall-micro".encode() for pod in pods}
+        for number in range(100):
+            assert release.ask(f"{number} {PROMPT}").status_code == 200
+            topic, _, payload = listener.recv_multipart()
+            if any(kind == "BlockStored" for kind, *_ in msgspec.msgpack.decode(payload)[1]):
+                heard.add(topic)
+            if heard == expected:
+                break
+        assert heard == expected
 
 
 def set_page_ports(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
 {{- end }}
 
+{{/* What the model is called in the API. */}}
+{{- define "deltaserve.servedName" -}}
+{{ .Values.model.servedName | default .Release.Name }}
+{{- end }}
+
 {{- define "deltaserve.modelPath" -}}
 {{- if .Values.model.file -}}
 /model/{{ .Values.model.file }}
@@ -153,6 +158,14 @@ spec:
     - name: links
       port: {{ $values.links.port }}
       targetPort: links
+    {{- if $values.kvEvents.enabled }}
+    - name: kv-events
+      port: {{ $values.kvEvents.port }}
+      targetPort: kv-events
+    - name: kv-replay
+      port: {{ $values.kvEvents.replayPort }}
+      targetPort: kv-replay
+    {{- end }}
 {{- end }}
 
 {{/* Workers whose ranks are all in one pod. */}}
@@ -283,6 +296,18 @@ name}. */}}
 {{- end }}
 {{- end }}
 
+{{/* What a worker tells routers of others, and where, as its flag takes it: JSON. */}}
+{{- define "deltaserve.kvEvents" -}}
+{{- $events := .Values.kvEvents -}}
+{{- if and .Values.networkPolicy.enabled (not $events.from) }}
+{{- fail "kvEvents.enabled: kvEvents.from lets nobody in; name where the router runs, such as [{podSelector: {matchLabels: {app: picker}}}]" }}
+{{- end }}
+{{- $topic := $events.topic | default (printf "kv@$(POD_IP)@%s" (include "deltaserve.servedName" .)) -}}
+{{- dict "topic" $topic
+    "endpoint" (printf "tcp://$(POD_IP):%v" $events.port)
+    "replay_endpoint" (printf "tcp://$(POD_IP):%v" $events.replayPort) | toJson }}
+{{- end }}
+
 {{/* The pod of a worker, or of a further node of one: that has ranks and pages, and no port that anybody could be
 told of. Called with {root, part, role, component}: where component is not the role it is a further node. */}}
 {{- define "deltaserve.workerPod" -}}
@@ -332,6 +357,10 @@ spec:
         - --dist-init-addr
         - $(LWS_LEADER_ADDRESS):{{ $values.nodes.port }}
         {{- end }}
+        {{- if and $isWorker $values.kvEvents.enabled }}
+        - --kv-events-config
+        - {{ include "deltaserve.kvEvents" .root | quote }}
+        {{- end }}
         {{- with .part.extraArgs }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -351,6 +380,12 @@ spec:
       ports:
         - name: links
           containerPort: {{ $values.links.port }}
+        {{- if $values.kvEvents.enabled }}
+        - name: kv-events
+          containerPort: {{ $values.kvEvents.port }}
+        - name: kv-replay
+          containerPort: {{ $values.kvEvents.replayPort }}
+        {{- end }}
       # A worker listens once all of its ranks have loaded. It ends by itself when it stands still (exit codes 70 to 74),
       # so there is no livenessProbe: there is nothing that one could find out first.
       startupProbe:
