@@ -72,6 +72,7 @@ _PLACING = "deltaserve.control.front.placing"
 _STREAMS = "deltaserve.control.front.streams"
 _KEYS = "deltaserve.core.keys"
 _TABLE = "deltaserve.control.peer.table"
+_HANDSHAKE = "deltaserve.control.peer.handshake"
 _CODEC = "deltaserve.core.wire.codec"
 _LOOPBACK = "deltaserve.sim.loopback"
 _TIER = "deltaserve.control.cache.tier"
@@ -339,7 +340,7 @@ MUTANTS = (
         'if zlib.crc32(payload).to_bytes(4, "little") != frame[3:HEADER_BYTES]:',
         "if False:",
     ),
-    Mutant("frame_for_a_former_life", "F8", _TABLE, " and not _is_to_anybody(envelope):", " and False:"),
+    Mutant("frame_for_a_former_life", "F8", _HANDSHAKE, " and saying is not Saying.HELLO:", " and False:"),
     Mutant(
         "failed_attach_stays_ready",
         "F9",

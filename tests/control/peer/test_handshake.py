@@ -72,6 +72,7 @@ def test_the_first_frame_of_a_peer_ends_nothing() -> None:
     handshake = Handshake(PeerTable(US, OURS, Patience(lost_s=5.0, suspect_s=1.5)))
     received = handshake.receive(frame(Flush()), 1.0)
     assert (received.reception, received.is_new, received.is_gone) == (Reception.UNGREETED, True, False)
+    assert (received.peer.boot, received.peer.last_heard) == (BOOT, 1.0)
 
 
 def test_a_frame_says_that_the_connection_had_ended() -> None:

@@ -4,17 +4,10 @@ import itertools
 
 import pytest
 
-from deltaserve.control.peer.table import (
-    PEER_TRANSITIONS,
-    Patience,
-    PeerEvent,
-    PeerState,
-    PeerTable,
-    Verdict,
-)
+from deltaserve.control.peer.table import PEER_TRANSITIONS, Patience, PeerEvent, PeerState, PeerTable
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import Boot, PeerName
-from deltaserve.core.wire.messages import Envelope, Facts, Heartbeat, Hello
+from deltaserve.core.wire.messages import Facts, Heartbeat, Hello
 
 OURS, EARLIER, THEIRS, LATER = Boot(1), Boot(6), Boot(7), Boot(8)
 PEER = PeerName("prefill-0")
@@ -35,10 +28,6 @@ def table_in(state: PeerState) -> PeerTable:
     for event in PATHS[state]:
         table.move(table.get(PEER), event)
     return table
-
-
-def frame(src_boot: Boot, dst_boot: Boot | None = OURS) -> Envelope:
-    return Envelope(src=PEER, src_boot=src_boot, dst_boot=dst_boot, body=Heartbeat())
 
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(PeerState, PeerEvent)))
@@ -65,23 +54,6 @@ def test_nobody_can_be_lost_who_was_not_there() -> None:
     assert without == {PeerState.UNKNOWN, PeerState.LOST}
 
 
-def test_an_unknown_boot_is_new_and_a_current_frame_counts_as_a_heartbeat() -> None:
-    table = table_in(PeerState.UNKNOWN)
-    peer = table.get(PEER)
-    assert table.judge(frame(THEIRS), 3.0) is Verdict.NEW_BOOT
-    assert (peer.boot, peer.last_heard) == (None, 0.0)
-    table.rebooted(peer, THEIRS, 3.0)
-    assert table.judge(frame(THEIRS), 4.0) is Verdict.CURRENT
-    assert peer.last_heard == 4.0
-
-
-def test_a_frame_for_an_earlier_life_of_ours_is_no_heartbeat() -> None:
-    table = table_in(PeerState.UNKNOWN)
-    table.rebooted(table.get(PEER), THEIRS, 3.0)
-    assert table.judge(frame(THEIRS, Boot(99)), 4.0) is Verdict.WRONG_ADDRESSEE
-    assert table.get(PEER).last_heard == 3.0
-
-
 def test_a_reboot_ends_all_that_was_known() -> None:
     table = table_in(PeerState.UNKNOWN)
     peer = table.get(PEER)
@@ -98,12 +70,9 @@ def test_a_later_boot_is_believed_at_once_and_an_earlier_one_is_over() -> None:
     table = table_in(PeerState.UNKNOWN)
     peer = table.get(PEER)
     table.rebooted(peer, THEIRS, 1.0)
-    assert table.judge(frame(EARLIER), 1.01) is Verdict.DEAD_BOOT
-    assert table.judge(frame(EARLIER, None), 1.01) is Verdict.DEAD_BOOT
-    assert table.judge(frame(LATER), 1.01) is Verdict.NEW_BOOT
-    assert table.judge(frame(THEIRS), 1.01) is Verdict.CURRENT
+    assert [table.is_over(peer, boot, 1.01) for boot in (EARLIER, THEIRS, LATER)] == [True, False, False]
     table.rebooted(peer, LATER, 1.02)
-    assert table.judge(frame(THEIRS), 1.03) is Verdict.DEAD_BOOT
+    assert table.is_over(peer, THEIRS, 1.03)
 
 
 def test_an_earlier_boot_is_believed_when_the_present_one_was_silent_for_long() -> None:
@@ -111,10 +80,10 @@ def test_an_earlier_boot_is_believed_when_the_present_one_was_silent_for_long() 
     table = table_in(PeerState.UNKNOWN)
     peer = table.get(PEER)
     table.rebooted(peer, THEIRS, 1.0)
-    assert table.judge(frame(EARLIER), 5.99) is Verdict.DEAD_BOOT
-    assert table.judge(frame(EARLIER), 6.0) is Verdict.NEW_BOOT
+    assert table.is_over(peer, EARLIER, 5.99)
+    assert not table.is_over(peer, EARLIER, 6.0)
     table.rebooted(peer, EARLIER, 6.0)
-    assert table.judge(frame(EARLIER), 7.0) is Verdict.CURRENT
+    assert not table.is_over(peer, EARLIER, 7.0)
 
 
 def test_who_is_known_to_be_dead_stays_so_with_all_before() -> None:
@@ -124,9 +93,8 @@ def test_who_is_known_to_be_dead_stays_so_with_all_before() -> None:
     for _ in range(2):
         table.bury(peer)
         assert (peer.boot, peer.over) == (None, THEIRS)
-    for boot in (EARLIER, THEIRS):
-        assert table.judge(frame(boot), 100.0) is Verdict.DEAD_BOOT
-    assert table.judge(frame(LATER), 2.0) is Verdict.NEW_BOOT
+    assert all(table.is_over(peer, boot, 100.0) for boot in (EARLIER, THEIRS))
+    assert not table.is_over(peer, LATER, 2.0)
     table.rebooted(peer, LATER, 2.0)
     table.bury(peer)
     assert peer.over == LATER
@@ -145,9 +113,8 @@ def test_only_live_peers_can_fall_silent(state: PeerState) -> None:
 
 def test_a_frame_heals_a_broken_connection() -> None:
     table = table_in(PeerState.READY)
-    table.get(PEER).boot = THEIRS
     table.broke(PEER, 1.0)
-    table.judge(frame(THEIRS), 2.0)
+    table.heard(table.get(PEER), 2.0)
     assert table.silent(6.9) == []
     assert [p.name for p in table.silent(7.0)] == [PEER]
 
@@ -155,11 +122,10 @@ def test_a_frame_heals_a_broken_connection() -> None:
 def test_connections_that_end_at_once_are_no_sign_of_life() -> None:
     """Somebody accepts and resets, every fifth of a second, as a proxy does whose other end is gone."""
     table = table_in(PeerState.READY)
-    table.get(PEER).boot = THEIRS
     for tenth in range(10, 25):
         table.broke(PEER, tenth / 10)
     assert [p.name for p in table.silent(2.5)] == [PEER]
-    table.judge(frame(THEIRS), 2.6)
+    table.heard(table.get(PEER), 2.6)
     table.broke(PEER, 3.0)
     assert table.silent(4.4) == []
 
@@ -170,7 +136,6 @@ def test_time_in_which_this_process_stood_still_counts_against_nobody() -> None:
     table.discount_pause(10.0, 11.5)
     assert table.silent(12.4) == []
     assert [p.name for p in table.silent(12.5)] == [PEER]
-    table.judge(frame(THEIRS), 12.0)
     table.rebooted(table.get(PEER), THEIRS, 12.0)
     table.discount_pause(10.0, 13.0)
     assert table.lost_at(table.get(PEER)) == 18.0, "nobody was heard of in the future"
@@ -190,5 +155,4 @@ def test_a_forgotten_peer_is_a_stranger_again() -> None:
     table.rebooted(table.get(PEER), THEIRS, 1.0)
     table.forget(PEER)
     assert list(table) == []
-    assert table.get(PEER).state is PeerState.UNKNOWN
-    assert table.judge(frame(THEIRS), 2.0) is Verdict.NEW_BOOT
+    assert (table.get(PEER).state, table.get(PEER).boot) == (PeerState.UNKNOWN, None)

@@ -14,7 +14,7 @@ A frame of a start that is not known yet begins a new life of its peer: what was
 from enum import Enum
 from typing import NamedTuple
 
-from deltaserve.control.peer.table import Peer, PeerState, PeerTable, Verdict
+from deltaserve.control.peer.table import Peer, PeerState, PeerTable
 from deltaserve.core.ids import Boot, PeerName
 from deltaserve.core.wire.messages import Envelope, Heartbeat, Hello, Message
 
@@ -100,17 +100,17 @@ class Handshake:
         """Judge a frame; a new life of its peer has begun when this returns."""
         peer, saying = self.table.get(PeerName(envelope.src)), _saying(envelope.body)
         was_broken = peer.broken_since is not None
-        verdict = self.table.judge(envelope, now)
-        if verdict is Verdict.DEAD_BOOT:
+        boot = Boot(envelope.src_boot)
+        if self.table.is_over(peer, boot, now):
             self.ignore()
             return Received(peer, Reception.STALE)
-        if verdict is Verdict.WRONG_ADDRESSEE and saying is not Saying.HELLO:
+        if envelope.dst_boot != self.table.boot and saying is not Saying.HELLO:
             self.ignore()
             return Received(peer, Reception.MISADDRESSED)
-        is_new, former_role = peer.boot != envelope.src_boot, None
+        is_new, former_role = peer.boot != boot, None
         if is_new:
             former_role = peer.role if peer.boot is not None else None
-            self.table.rebooted(peer, Boot(envelope.src_boot), now)
-        elif saying is Saying.HELLO:
+            self.table.rebooted(peer, boot, now)
+        else:
             self.table.heard(peer, now)
         return Received(peer, RECEPTIONS[peer.state][saying], is_new, former_role, was_broken)

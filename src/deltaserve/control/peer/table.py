@@ -70,20 +70,6 @@ PEER_TRANSITIONS: dict[PeerState, dict[PeerEvent, PeerState]] = {
 }
 
 
-class Verdict(Enum):
-    """What a frame's boots say about it."""
-
-    CURRENT = "current"
-    """The frame is from the known boot, to this boot."""
-    NEW_BOOT = "new_boot"
-    """The frame is from a process start we do not know: the old one, if any, is dead. Not applied yet: call
-    `rebooted`."""
-    DEAD_BOOT = "dead_boot"
-    """The frame is from a process start that is over: ignore it."""
-    WRONG_ADDRESSEE = "wrong_addressee"
-    """The frame was meant for an earlier start of this process, or for one unknown: tell the sender who we are."""
-
-
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How much silence is borne, in seconds."""
@@ -155,24 +141,12 @@ class PeerTable:
         """Raises StateError for an event the table has no cell for; nothing changes then."""
         peer.state = advance(PEER_TRANSITIONS, peer.state, event, f"peer {peer.name}")
 
-    def judge(self, envelope: Envelope, now: float) -> Verdict:
-        """Classify a frame by its boots; a current frame counts as a heartbeat."""
-        peer = self.get(PeerName(envelope.src))
-        boot = Boot(envelope.src_boot)
-        if self._is_over(peer, boot, now):
-            return Verdict.DEAD_BOOT
-        if envelope.dst_boot != self.boot and not _is_to_anybody(envelope):
-            return Verdict.WRONG_ADDRESSEE
-        if peer.boot != boot:
-            return Verdict.NEW_BOOT
-        self.heard(peer, now)
-        return Verdict.CURRENT
-
     def heard(self, peer: Peer, now: float) -> None:
         """A frame of the peer's present life came: its connection stands."""
         peer.last_heard, peer.broken_since = now, None
 
-    def _is_over(self, peer: Peer, boot: Boot, now: float) -> bool:
+    def is_over(self, peer: Peer, boot: Boot, now: float) -> bool:
+        """Whether a frame of that process start of the peer comes too late: the start is over, as far as we know."""
         if peer.over is not None and boot <= peer.over:
             return True
         is_earlier = peer.boot is not None and boot < peer.boot
@@ -220,8 +194,3 @@ class PeerTable:
         """Address a message: to the peer's known boot; a Hello may go to an unknown one."""
         boot = self.get(peer).boot
         return Envelope(src=self.name, src_boot=self.boot, dst_boot=boot, closed_below=closed_below, body=body)
-
-
-def _is_to_anybody(envelope: Envelope) -> bool:
-    """A Hello may go to whoever is there. Whatever else names nobody was meant for a life that is over."""
-    return envelope.dst_boot is None and isinstance(envelope.body, Hello)
