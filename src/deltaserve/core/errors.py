@@ -44,7 +44,6 @@ class FailReason(Enum):
     TRANSFER_FAILED = "transfer_failed"
     PEER_LOST = "peer_lost"
     PEER_FENCED = "peer_fenced"
-    STALE_PEER = "stale_peer"
     INCOMPATIBLE = "incompatible"
     ROOM_IN_USE = "room_in_use"
     BAD_EXTENT = "bad_extent"

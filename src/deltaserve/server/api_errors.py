@@ -109,7 +109,6 @@ FAIL_STATUS: Mapping[FailReason, tuple[int, str]] = {
     FailReason.TRANSFER_FAILED: (502, "transfer_failed"),
     FailReason.PEER_LOST: (502, "transfer_failed"),
     FailReason.PEER_FENCED: (502, "transfer_failed"),
-    FailReason.STALE_PEER: (502, "transfer_failed"),
     FailReason.INCOMPATIBLE: (503, "not_ready"),
     FailReason.ROOM_IN_USE: (409, "room_in_use"),
     FailReason.BAD_EXTENT: (502, "transfer_failed"),

@@ -50,7 +50,6 @@ EXPLANATIONS: Mapping[FailReason, frozenset[FaultKind]] = {
     FailReason.TRANSFER_FAILED: TROUBLE,
     FailReason.PEER_LOST: TROUBLE,
     FailReason.PEER_FENCED: TROUBLE,
-    FailReason.STALE_PEER: TROUBLE,
     FailReason.NO_PEER: TROUBLE,
     FailReason.OVERLOADED: TROUBLE,
     FailReason.DRAINING: frozenset({FaultKind.DRAIN}),

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from deltaserve.control.engine.api import DrainRequested, InstanceConfig, TellBlocks
 from deltaserve.control.engine.core import EngineCore
 from deltaserve.control.engine.driver import ComputeStep, Driver, Heard, Rest, RoleTaken, WorkerAction
-from deltaserve.control.engine.step_pace import EagerPace, PlanPace, SharedPace, StepPace
+from deltaserve.control.engine.step_pace import EagerPace, SharedPace, StepPace
 from deltaserve.control.front.client import Generation, OutputDelta, RoleAnswer, RoleRefused, UnknownWorker
 from deltaserve.control.front.events import (
     Deliver,
@@ -278,7 +278,7 @@ class SimWorker(SimProcess):
         """The engine that is driven now."""
         return self.driver.engine
 
-    def _step_pace(self) -> PlanPace:
+    def _step_pace(self) -> StepPace:
         if not self.pace.plans_late:
             return EagerPace()
         return SharedPace(self.config.options.sched.step_target_s) if self.pace.shares_cores else StepPace()

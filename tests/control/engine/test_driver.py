@@ -9,7 +9,7 @@ import pytest
 
 from deltaserve.control.engine.api import Action, DrainRequested, Event
 from deltaserve.control.engine.driver import ComputeStep, Driver, Heard, Rest, RoleTaken, WorkerAction
-from deltaserve.control.engine.step_pace import EagerPace, PlanPace
+from deltaserve.control.engine.step_pace import EagerPace, StepPace
 from deltaserve.control.peer.link import HangUp, LinkBroken, PeerDied
 from deltaserve.control.sched.plan import PlanItem, StepPlan, StepResult, TokenValues, WorkList
 from deltaserve.control.transfer.commands import FencePeer
@@ -96,7 +96,7 @@ class NotedEngine:
 
 
 @dataclass
-class SetPace:
+class SetPace(StepPace):
     """Plans so long after a step began."""
 
     after_s: float
@@ -113,7 +113,7 @@ class SetPace:
         return began + self.gap_s
 
 
-def driver_of(engine: NotedEngine, pace: PlanPace | None = None) -> Driver[NotedEngine]:
+def driver_of(engine: NotedEngine, pace: StepPace | None = None) -> Driver[NotedEngine]:
     return Driver(engine, engine.boot, pace or EagerPace(), lambda boot: Boot(boot + 1))
 
 

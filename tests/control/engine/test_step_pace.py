@@ -43,6 +43,6 @@ def test_on_shared_cores_steps_begin_at_a_third_of_the_pace_or_as_often_as_is_ai
 
 
 @pytest.mark.parametrize("pace", [EagerPace(), StepPace()])
-def test_cores_of_its_own_are_left_to_nobody(pace: EagerPace | StepPace) -> None:
+def test_cores_of_its_own_are_left_to_nobody(pace: StepPace) -> None:
     pace.learn(0.040)
     assert pace.begin_at(5.0) == 5.0

@@ -2,8 +2,7 @@
 
 from deltaserve.control.transfer.commands import (
     LoadPages,
-    PagesLoaded,
-    PagesStored,
+    PagesCopied,
     SlotCopy,
     StagingUsed,
     StorePages,
@@ -90,8 +89,8 @@ def test_a_long_load_is_cut_and_the_transport_is_polled_between() -> None:
     assert not plane.is_idle()
     assert copied(plane) == []
     assert (len(slots.moved), quiet.num_polls) == (16, 8)
-    assert copied(plane) == [PagesLoaded(2, 20, 200, 20.0)]
-    assert copied(plane) == [PagesStored(1, 10)]
+    assert copied(plane) == [PagesCopied(2, 20, 200, 20.0)]
+    assert copied(plane) == [PagesCopied(1, 1, 10, 1.0)]
     assert slots.moved == [*(("read", slot) for slot in range(20)), ("write", 25)]
     assert plane.is_idle()
     plane.close()
@@ -104,7 +103,7 @@ def test_stores_take_one_slice_at_a_time() -> None:
     plane.perform(store(1, 0, 1, 2), 0.0)
     assert copied(plane) == []
     assert len(slots.moved) == 2
-    assert copied(plane) == [PagesStored(1, 30)]
+    assert copied(plane) == [PagesCopied(1, 3, 30, 0.0)]
 
 
 def test_a_failure_says_how_much_is_good_and_ends_that_copy_only() -> None:
@@ -112,10 +111,10 @@ def test_a_failure_says_how_much_is_good_and_ends_that_copy_only() -> None:
     for command in (load(1, 0, 1, 2), load(2, 4), store(3, 0, 1), store(4, 4)):
         plane.perform(command, 0.0)
     assert copied(plane) == [
-        PagesLoaded(1, 1, 10, 0.0, "broken"),
-        PagesLoaded(2, 1, 10, 0.0),
-        PagesStored(3, 10, "broken"),
-        PagesStored(4, 10),
+        PagesCopied(1, 1, 10, 0.0, "broken"),
+        PagesCopied(2, 1, 10, 0.0),
+        PagesCopied(3, 1, 10, 0.0, "broken"),
+        PagesCopied(4, 1, 10, 0.0),
     ]
 
 
@@ -123,13 +122,13 @@ def test_of_several_ranks_the_one_with_the_fewest_good_pages_counts() -> None:
     group = RankGroup(2)
     assert list(group.fan_out(load(1, 0, 1))) == [load(1, 0, 1)] * 2
     assert group.num_pending == 1
-    assert group.reduce(0, PagesLoaded(1, 2, 20, 1.0)) == []
-    assert group.reduce(1, PagesLoaded(1, 1, 10, 3.0, "broken")) == [PagesLoaded(1, 1, 30, 3.0, "broken")]
+    assert group.reduce(0, PagesCopied(1, 2, 20, 1.0)) == []
+    assert group.reduce(1, PagesCopied(1, 1, 10, 3.0, "broken")) == [PagesCopied(1, 1, 30, 3.0, "broken")]
     group.fan_out(store(2, 0))
-    assert group.reduce(1, PagesStored(2, 10)) == []
-    assert group.reduce(0, PagesStored(2, 0, "full")) == [PagesStored(2, 10, "full")]
+    assert group.reduce(1, PagesCopied(2, 1, 10, 0.0)) == []
+    assert group.reduce(0, PagesCopied(2, 0, 0, 0.0, "full")) == [PagesCopied(2, 0, 10, 0.0, "full")]
     assert group.num_pending == 0
-    assert group.reduce(0, PagesStored(2, 10)) == []
+    assert group.reduce(0, PagesCopied(2, 1, 10, 0.0)) == []
 
 
 def test_a_slot_is_believed_only_for_its_own_page_and_whole() -> None:

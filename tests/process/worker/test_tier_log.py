@@ -2,7 +2,7 @@
 
 import pytest
 
-from deltaserve.control.transfer.commands import PagesLoaded, PagesStored, TransferCommand, TransferReport
+from deltaserve.control.transfer.commands import PagesCopied, TransferCommand, TransferReport
 from deltaserve.process.worker.tier_log import TierLog
 
 
@@ -15,7 +15,7 @@ class Reporting:
         return []
 
     def poll(self, now: float) -> list[TransferReport]:
-        return [PagesStored(1, 0, "the disk is full"), PagesLoaded(2, 1, 10, 0.1)]
+        return [PagesCopied(1, 0, 0, 0.0, "the disk is full"), PagesCopied(2, 1, 10, 0.1)]
 
     def is_idle(self) -> bool:
         return True

@@ -45,8 +45,7 @@ from deltaserve.control.transfer.commands import (
     EndpointAttached,
     EndpointFailed,
     EndpointOpened,
-    PagesLoaded,
-    PagesStored,
+    PagesCopied,
     PeerFenced,
     StagingUsed,
 )
@@ -189,8 +188,9 @@ class EngineCore:
                 self._tell_status(turn)  # it may end before the next heartbeat
             case StagingUsed():
                 self._meter.count_staging(event)
-            case PagesStored() | PagesLoaded():
-                self._on_copied(event)
+            case PagesCopied():
+                if self.parts.tiering is not None:
+                    self.parts.tiering.on_copied(event)
             case EndpointOpened() | EndpointAttached() | EndpointFailed():
                 self.links.on_endpoint(event, turn)
                 self.serving.on_endpoint(event.peer, turn)
@@ -199,15 +199,6 @@ class EngineCore:
                     self.links.endpoints.on_fenced()
                 self._on_report(event, turn)
         self._pending += turn.actions
-
-    def _on_copied(self, report: PagesStored | PagesLoaded) -> None:
-        tiering = self.parts.tiering
-        if tiering is None:
-            return
-        if isinstance(report, PagesStored):
-            tiering.on_stored(report)
-        else:
-            tiering.on_loaded(report)
 
     def _on_report(self, report: Event, turn: EngineTurn) -> None:
         fenced = self.outflow.on_report(report, turn)

@@ -15,7 +15,7 @@ from math import inf
 from typing import Generic, TypeVar
 
 from deltaserve.control.engine.api import Action, Event, Instance
-from deltaserve.control.engine.step_pace import PlanPace
+from deltaserve.control.engine.step_pace import StepPace
 from deltaserve.control.sched.plan import StepPlan, StepResult
 from deltaserve.control.transfer.plane_turns import Polling
 from deltaserve.core.ids import Boot, Role
@@ -50,7 +50,7 @@ E = TypeVar("E", bound=Instance)
 class Driver(Generic[E]):
     """One worker's: its engine, the plans that are not answered, and what its threads were told last."""
 
-    def __init__(self, engine: E, boot: Boot, pace: PlanPace, next_boot: Callable[[Boot], Boot]) -> None:
+    def __init__(self, engine: E, boot: Boot, pace: StepPace, next_boot: Callable[[Boot], Boot]) -> None:
         """`boot`: of `engine`. `next_boot`: of the engine that follows one of that boot."""
         self.engine = engine
         self._boot = boot

@@ -309,7 +309,6 @@ RETRYABLE = frozenset(
         FailReason.TRANSFER_FAILED,
         FailReason.PEER_LOST,
         FailReason.PEER_FENCED,
-        FailReason.STALE_PEER,
         FailReason.OVERLOADED,
         FailReason.DRAINING,
         FailReason.NO_PEER,

@@ -11,7 +11,6 @@ sooner.
 """
 
 from math import inf
-from typing import Protocol
 
 _LEARNS = 0.2
 """Weight of a new step that only decodes in the running mean of how long these take."""
@@ -22,36 +21,6 @@ _MIN_STEP_S = 2 * _MIN_MARGIN_S
 """Shortest step behind which another one is planned."""
 _STRETCH = 3.0
 """Time from the begin of a step to that of the next over its own length, where others are to have the cores."""
-
-
-class PlanPace(Protocol):
-    """When the step thread's next plan is made."""
-
-    def learn(self, seconds: float) -> None:
-        """Learn from the length of a step that only decodes."""
-        ...
-
-    def plan_at(self, began: float) -> float:
-        """When to plan behind a step that began then; infinity: not while it computes."""
-        ...
-
-    def begin_at(self, began: float) -> float:
-        """When to begin a step that only decodes behind one that began then, while others are to have the cores."""
-        ...
-
-
-class EagerPace:
-    """Where a device computes beside the host, the next step is planned at once: what is not launched when a step ends
-    lets the device wait, and launching takes as long as the host needs for all of the step's layers."""
-
-    def learn(self, seconds: float) -> None:
-        """Take note of a step's length, which has no meaning here."""
-
-    def plan_at(self, began: float) -> float:
-        return began
-
-    def begin_at(self, began: float) -> float:
-        return began
 
 
 class StepPace:
@@ -71,6 +40,15 @@ class StepPace:
         return began + self._expected_s - max(_MIN_MARGIN_S, _MARGIN * self._expected_s)
 
     def begin_at(self, began: float) -> float:
+        """When to begin a step that only decodes behind one that began then, while others are to have the cores."""
+        return began
+
+
+class EagerPace(StepPace):
+    """Where a device computes beside the host, the next step is planned at once: what is not launched when a step ends
+    lets the device wait, and launching takes as long as the host needs for all of the step's layers."""
+
+    def plan_at(self, began: float) -> float:
         return began
 
 

@@ -29,7 +29,7 @@ from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.control.sched.budget import Budget
 from deltaserve.control.sched.request import Request
 from deltaserve.control.sched.scheduler import Scheduler
-from deltaserve.control.transfer.commands import LoadPages, PagesLoaded, PagesStored, SlotCopy, StorePages
+from deltaserve.control.transfer.commands import LoadPages, PagesCopied, SlotCopy, StorePages
 from deltaserve.core.ids import PageId, PoolId
 from deltaserve.core.keys import KEY_BYTES, key_at, num_keys
 from deltaserve.core.tokens import TOKEN_BYTES
@@ -173,7 +173,13 @@ class Tiering:
                 copies.append(SlotCopy(PoolId(pool), page, slot, key))
         return copies
 
-    def on_stored(self, report: PagesStored) -> None:
+    def on_copied(self, report: PagesCopied) -> None:
+        if report.number in self._stores:
+            self._on_stored(report)
+        else:
+            self._on_loaded(report)
+
+    def _on_stored(self, report: PagesCopied) -> None:
         copies = self._stores.pop(report.number)
         for copy in copies:
             self._pools[copy.pool].unpin((copy.page,))
@@ -299,7 +305,7 @@ class Tiering:
         self._coming[load.first_key] = number
         turn.do(LoadPages(number, load.copies))
 
-    def on_loaded(self, report: PagesLoaded) -> None:
+    def _on_loaded(self, report: PagesCopied) -> None:
         load = self._loads.pop(report.number)
         if self._coming.get(load.first_key) == report.number:
             del self._coming[load.first_key]

@@ -84,7 +84,6 @@ _PREFILL_FAULTS = frozenset(
     {
         FailReason.TRANSFER_FAILED,
         FailReason.PEER_LOST,
-        FailReason.STALE_PEER,
         FailReason.INCOMPATIBLE,
         FailReason.NO_PEER,
     }

@@ -283,25 +283,15 @@ class StagingUsed:
 
 
 @dataclass(frozen=True, slots=True)
-class PagesStored:
-    """Answer to StorePages: the file holds the pages, or is not to be believed about any of them."""
-
-    number: int
-    num_bytes: int
-    problem: str | None = None
-    """Why they were not stored, in words."""
-
-
-@dataclass(frozen=True, slots=True)
-class PagesLoaded:
-    """Answer to LoadPages."""
+class PagesCopied:
+    """Answer to StorePages or LoadPages. With a problem the file is not to be believed about any page stored."""
 
     number: int
     num_good: int
     """So many of the pages, from the first on, hold what was asked for; the slot behind them does not."""
     num_bytes: int
     seconds: float
-    """What reading took."""
+    """What copying took."""
     problem: str | None = None
     """What is wrong with the first that is not good, in words."""
 
@@ -318,6 +308,5 @@ TransferReport = (
     | PagesVerified
     | PeerFenced
     | StagingUsed
-    | PagesStored
-    | PagesLoaded
+    | PagesCopied
 )

@@ -39,8 +39,7 @@ from deltaserve.control.transfer.commands import (
     LoadPages,
     OpenEndpoint,
     OpenGate,
-    PagesLoaded,
-    PagesStored,
+    PagesCopied,
     PagesVerified,
     PeerFenced,
     PostChunk,
@@ -115,7 +114,7 @@ class _Copies:
     """Pages copied to, or from, the file of every rank."""
 
     waiting: set[int]
-    told: PagesStored | PagesLoaded | None = None
+    told: PagesCopied | None = None
     """What those that have answered amount to."""
 
 
@@ -204,7 +203,7 @@ class RankGroup:
                 return self._verified(rank, report)
             case PeerFenced():
                 return self._fenced(rank, report)
-            case PagesStored() | PagesLoaded():
+            case PagesCopied():
                 return self._copied(rank, report)
 
     def _opening_of(self, peer: PeerName, number: int) -> _Opening | None:
@@ -305,7 +304,7 @@ class RankGroup:
             del self._fences[report.peer]
         return [PeerFenced(report.peer, fence.result)]
 
-    def _copied(self, rank: int, report: PagesStored | PagesLoaded) -> list[TransferReport]:
+    def _copied(self, rank: int, report: PagesCopied) -> list[TransferReport]:
         copies = self._copies.get(report.number)
         if copies is None:
             return []
@@ -317,10 +316,12 @@ class RankGroup:
         return [told]
 
 
-def _both(first: PagesStored | PagesLoaded, then: PagesStored | PagesLoaded) -> PagesStored | PagesLoaded:
+def _both(first: PagesCopied, then: PagesCopied) -> PagesCopied:
     """What the answers of two ranks to one command amount to."""
-    num_bytes, problem = first.num_bytes + then.num_bytes, first.problem or then.problem
-    if isinstance(first, PagesLoaded) and isinstance(then, PagesLoaded):
-        num_good, seconds = min(first.num_good, then.num_good), max(first.seconds, then.seconds)
-        return PagesLoaded(first.number, num_good, num_bytes, seconds, problem)
-    return PagesStored(first.number, num_bytes, problem)
+    return PagesCopied(
+        first.number,
+        min(first.num_good, then.num_good),
+        first.num_bytes + then.num_bytes,
+        max(first.seconds, then.seconds),
+        first.problem or then.problem,
+    )

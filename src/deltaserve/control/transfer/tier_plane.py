@@ -12,8 +12,7 @@ from typing import Protocol
 
 from deltaserve.control.transfer.commands import (
     LoadPages,
-    PagesLoaded,
-    PagesStored,
+    PagesCopied,
     SlotCopy,
     StorePages,
     TransferCommand,
@@ -106,7 +105,9 @@ class TierPlane:
             left -= self._copy_page(copy)
             if copy.is_over:
                 queue.popleft()
-                reports.append(_report_of(copy))
+                reports.append(
+                    PagesCopied(copy.command.number, copy.num_done, copy.num_bytes, copy.seconds, copy.problem)
+                )
         return reports
 
     def _copy_page(self, copy: _Copy) -> int:
@@ -122,10 +123,3 @@ class TierPlane:
         copy.num_bytes += num_bytes
         copy.seconds += self._clock() - since
         return max(1, num_bytes)
-
-
-def _report_of(copy: _Copy) -> TransferReport:
-    number = copy.command.number
-    if isinstance(copy.command, LoadPages):
-        return PagesLoaded(number, copy.num_done, copy.num_bytes, copy.seconds, copy.problem)
-    return PagesStored(number, copy.num_bytes, copy.problem)

@@ -2,7 +2,7 @@
 
 import logging
 
-from deltaserve.control.transfer.commands import PagesLoaded, PagesStored, TransferCommand, TransferReport
+from deltaserve.control.transfer.commands import PagesCopied, TransferCommand, TransferReport
 from deltaserve.control.transfer.plane_turns import DataPlane
 
 _log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ class TierLog:
     def poll(self, now: float) -> list[TransferReport]:
         reports = self._plane.poll(now)
         for report in reports:
-            if isinstance(report, PagesStored | PagesLoaded) and report.problem is not None:
+            if isinstance(report, PagesCopied) and report.problem is not None:
                 self._failed(report.problem)
         return reports
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from deltaserve.control.engine.api import Instance
 from deltaserve.control.engine.driver import Driver
-from deltaserve.control.engine.step_pace import EagerPace, PlanPace, SharedPace, StepPace
+from deltaserve.control.engine.step_pace import EagerPace, SharedPace, StepPace
 from deltaserve.control.sched.executor import Executor, Launcher
 from deltaserve.control.sched.plan import StepResult
 from deltaserve.control.transfer.plane_turns import DataPlane
@@ -142,7 +142,7 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tup
     return code
 
 
-def _pace(spec: WorkerSpec, parts: WorkerParts) -> PlanPace:
+def _pace(spec: WorkerSpec, parts: WorkerParts) -> StepPace:
     if parts.launcher is not None:
         return EagerPace()
     if spec.core_share is None or parts.member is not None:
