@@ -64,6 +64,7 @@ _GRAMMAR_REPLAY = "deltaserve.control.sched.grammar_replay"
 _SPECULATION = "deltaserve.control.sched.speculation"
 _ROUNDS = "deltaserve.control.sched.rounds"
 _LIFECYCLE = "deltaserve.control.front.lifecycle"
+_ROOM_ORDERS = "deltaserve.control.front.room_orders"
 _FRONT = "deltaserve.control.front.front_core"
 _WORKERS = "deltaserve.control.front.workers"
 _WORKER = "deltaserve.control.front.known_worker"
@@ -426,7 +427,7 @@ MUTANTS = (
     Mutant(
         "keys_of_another_workers_pages",
         "T14",
-        _LIFECYCLE,
+        _ROOM_ORDERS,
         "keys=live.sample.keys.of(decode.fingerprint, decode.facts.page_size)",
         "keys=live.sample.keys.of(decode.fingerprint, 2 * decode.facts.page_size)",
     ),
@@ -1010,7 +1011,7 @@ MUTANTS = (
     Mutant(
         "delivered_output_is_prompt",
         "X5",
-        _LIFECYCLE,
+        _ROOM_ORDERS,
         "        prompt_len=live.prompt_len,\n",
         "        prompt_len=live.prompt_len + len(live.output),\n",
     ),
@@ -1027,7 +1028,7 @@ MUTANTS = (
         "rooms_leave_and_stay",
         "M2",
         _LIFECYCLE,
-        "        self._cancel_at_decode(live, FailReason.CANCELLED, now)\n        self._counts[",
+        "        self._orders.withdraw(live, FailReason.CANCELLED, now)\n        self._counts[",
         "        self._counts[",
     ),
     Mutant("other_ends_are_not_heard_of", "F9", _LINKS, "message.ends != digest(greeting.theirs.ends)", "False"),

@@ -1,10 +1,7 @@
 """What becomes of a room once it is admitted: submitted to decode, told to its client, retried elsewhere, ended."""
 
-import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
-
-import msgspec
 
 from deltaserve.control.front.balance import Choice
 from deltaserve.control.front.client import OutputDelta
@@ -12,72 +9,26 @@ from deltaserve.control.front.events import Deliver, Fail, FrontAction, FrontCon
 from deltaserve.control.front.known_worker import Worker
 from deltaserve.control.front.placing import Placer
 from deltaserve.control.front.retry import Cause, Remedy, blame, cause_of, told, waits_for_workers
+from deltaserve.control.front.room_orders import RoomOrders
 from deltaserve.control.front.streams import LiveRoom, RoomEvent, Rooms, RoomState, unseen
 from deltaserve.control.front.workers import Workers
 from deltaserve.core.errors import FailReason, RequestFailed
 from deltaserve.core.ids import PeerName, Role, Room
 from deltaserve.core.tokens import TOKEN_BYTES, pack_u32, unpack_u32
 from deltaserve.core.wire.messages import (
-    Cancel,
-    Finish,
     Finished,
     FinishReason,
-    Message,
     NextTokens,
-    PeerAddress,
     PromptLogprobs,
-    Submit,
     TokenRun,
     Usage,
 )
 
-_MAX_ROOMS = 4096
-"""Most rooms that are remembered: of all workers for the pause, and of each that was not there to be told."""
 _REST_S = 1.0
 """Pause before a room goes to a worker that others do not reach, or that was leaving: the front may learn of it
 later."""
 _AT_ONCE = frozenset({Cause.DECODE, Cause.SILENT, Cause.GAP})
 """Causes that say nothing of the workers that are left."""
-
-
-class Cancels:
-    """Tells workers of rooms that they may still have, though these are over or elsewhere: once, and again where a
-    worker goes on talking about one, at a bounded rate."""
-
-    def __init__(self, workers: Workers, pause_s: float) -> None:
-        self._workers = workers
-        self._pause_s = pause_s
-        self._next: OrderedDict[tuple[PeerName, Room], float] = OrderedDict()
-        """When a Cancel may next be sent."""
-        self._untold: dict[PeerName, dict[Room, None]] = {}
-        """Rooms of workers that were not there to be told."""
-
-    def cancel(self, worker: Worker, room: Room, reason: FailReason, now: float) -> None:
-        """The worker is told, or will be when it is back in the same life."""
-        if not worker.is_ready:
-            self.later(worker, room)
-            return
-        self._next[worker.name, room] = now + self._pause_s
-        self._next.move_to_end((worker.name, room))
-        while len(self._next) > _MAX_ROOMS:
-            self._next.popitem(last=False)
-        self._workers.send(worker, Cancel(room=room, reason=reason))
-
-    def answer(self, worker: Worker, room: Room, now: float) -> None:
-        """The worker has said something of a room that it has not."""
-        if now >= self._next.get((worker.name, room), now):
-            self.cancel(worker, room, FailReason.CANCELLED, now)
-
-    def later(self, worker: Worker, room: Room) -> None:
-        """The room is not the worker's any more, which cannot be told now."""
-        rooms = self._untold.setdefault(worker.name, {})
-        rooms[room] = None
-        if len(rooms) > _MAX_ROOMS:
-            del rooms[next(iter(rooms))]
-
-    def forget(self, worker: Worker) -> list[Room]:
-        """What the worker is to be told, or, where its life is over, needs not be: nothing is left of it."""
-        return list(self._untold.pop(worker.name, ()))
 
 
 class Lifecycle:
@@ -99,19 +50,19 @@ class Lifecycle:
         self._emit = emit
         self._is_half = config.half is not None
         self._meet_s = config.meet_s
-        self._cancels = Cancels(workers, config.echo_s)
+        self._orders = RoomOrders(workers, config.echo_s)
 
     # ------------------------------------------------------------ workers come and go
 
     def ended(self, worker: Worker, now: float) -> None:
         """A worker's life is over: nothing is left there of its rooms."""
-        self._cancels.forget(worker)
+        self._orders.forget(worker)
         self._on_gone(worker, Cause.DECODE, now)
 
     def unreachable(self, worker: Worker, cause: Cause, now: float) -> None:
         """A worker is not heard of: it may still have its rooms when it is back."""
         for live in self._rooms.on(worker.name):
-            self._cancels.later(worker, live.room)
+            self._orders.later(worker, live.room)
         self._on_gone(worker, cause, now)
 
     def _on_gone(self, worker: Worker, cause: Cause, now: float) -> None:
@@ -133,7 +84,7 @@ class Lifecycle:
             for live in self._rooms.named(worker.name):
                 self._move_off(live, worker, now)
             if not self._rooms.named(worker.name):
-                self._cancels.forget(worker)
+                self._orders.forget(worker)
                 self._placer.forget(worker.name)
                 self._workers.forget(worker)
 
@@ -149,7 +100,7 @@ class Lifecycle:
             choice = self._placer.choose(live.sample, now)
         except RequestFailed:
             return
-        self._cancel_at_decode(live, FailReason.CANCELLED, now)
+        self._orders.withdraw(live, FailReason.CANCELLED, now)
         self._counts[f"retried_{Cause.LEAVING.value}"] += 1
         self._unplace(live, now)
         self._place(live, choice, now)
@@ -248,19 +199,19 @@ class Lifecycle:
     def resume(self, live: LiveRoom, now: float) -> None:
         """Ask decode to go on behind what came: it may have said more that was lost, or may never have heard of it."""
         if live.state is RoomState.FINISHING:  # the client has all it wants
-            self._cancel_at_decode(live, FailReason.CANCELLED, now)
+            self._orders.withdraw(live, FailReason.CANCELLED, now)
         if not self._is_complete(live):
             self._counts["resumed"] += 1
             live.forget_held()
             assert live.placement is not None
-            self._send_submit(live, self._workers.fellow(live.placement.decode, live.placement.prefill), now)
+            self._orders.submit(live, self._workers.fellow(live.placement.decode, live.placement.prefill), now)
 
     def finish(self, live: LiveRoom, output_len: int) -> None:
         """The client has all it wants."""
         if live.state is RoomState.FINISHING:
             return
         self._rooms.move(live, RoomEvent.FINISH)
-        self._to_decode(live, Finish(room=live.room, output_len=output_len))
+        self._orders.finish(live, output_len)
         live.num_repeats = 0
         if live.placement is None:  # no worker has anything left to tell
             self._complete(live, FinishReason.STOP, live.own_usage())
@@ -278,49 +229,31 @@ class Lifecycle:
         prefill, decode = live.placement.prefill, self._workers.get(live.placement.decode)
         if prefill is None and decode is not None and decode.role is Role.DECODE:
             self._counts["without_prefill"] += 1
-        self._send_submit(live, None if prefill is None else self._workers.address(prefill), now)
-
-    def _send_submit(self, live: LiveRoom, prefill: PeerAddress | None, now: float) -> None:
-        assert live.placement is not None  # see `submit`, `resume`
-        decode = self._workers.get(live.placement.decode)
-        assert decode is not None  # a worker that a room is placed on is never forgotten
-        live.epoch += 1
-        self._to_decode(live, _submit(live, decode, prefill, now))
-        live.quiet_since = now
-
-    def _to_decode(self, live: LiveRoom, message: Message) -> None:
-        worker = None if live.placement is None else self._workers.get(live.placement.decode)
-        if worker is not None and worker.is_ready:
-            self._workers.send(worker, message)
+        self._orders.submit(live, None if prefill is None else self._workers.address(prefill), now)
 
     def _live(self, worker: Worker, room: Room, now: float) -> LiveRoom | None:
         """The room, if this worker has it. A worker that talks about a room it has not is told so, now and then."""
         live = self._rooms.get(room)
         if live is not None and live.is_on(worker.name):
             return live
-        self._cancels.answer(worker, room, now)
+        self._orders.answer(worker, room, now)
         return None
-
-    def _cancel_at_decode(self, live: LiveRoom, reason: FailReason, now: float) -> None:
-        worker = None if live.placement is None else self._workers.get(live.placement.decode)
-        if worker is not None:
-            self._cancels.cancel(worker, live.room, reason, now)
 
     def cancel_strays(self, worker: Worker, now: float) -> None:
         """A worker that is back in the same life, and still has rooms that have ended or gone elsewhere."""
-        for room in self._cancels.forget(worker):
+        for room in self._orders.forget(worker):
             live = self._rooms.get(room)
             if live is None or not live.is_on(worker.name):
-                self._cancels.cancel(worker, room, FailReason.CANCELLED, now)
+                self._orders.cancel(worker, room, FailReason.CANCELLED, now)
 
     def _start_over(self, live: LiveRoom, text: str, now: float) -> None:
         """Prompt logprobs were lost, which nobody tells again: nothing was delivered behind them."""
-        self._cancel_at_decode(live, FailReason.CANCELLED, now)
+        self._orders.withdraw(live, FailReason.CANCELLED, now)
         if not self.retry(live, Cause.GAP, now):
             self._end(live, FailReason.PEER_LOST, text)
 
     def give_up(self, live: LiveRoom, reason: FailReason, text: str, now: float) -> None:
-        self._cancel_at_decode(live, reason, now)
+        self._orders.withdraw(live, reason, now)
         self._end(live, reason, text)
 
     def _end(self, live: LiveRoom, reason: FailReason, text: str) -> None:
@@ -459,29 +392,3 @@ class Lifecycle:
         cause = cause_of(reason, message.retryable)
         if cause is None or not self.retry(live, cause, now):
             self._end(live, told(reason), message.message or reason.value)
-
-
-def _submit(live: LiveRoom, decode: Worker, prefill: PeerAddress | None, now: float) -> Submit:
-    """What asks decode for the rest of a room's output."""
-    assert live.placement is not None
-    generation = live.sample.generation
-    sampling = generation.sampling
-    if live.has_prompt_logprobs:
-        sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
-    return Submit(
-        room=live.room,
-        epoch=live.epoch,
-        prompt=generation.prompt + pack_u32(live.output),
-        prompt_len=live.prompt_len,
-        keys=live.sample.keys.of(decode.fingerprint, decode.facts.page_size),
-        namespace=generation.namespace,
-        sampling=sampling,
-        prefill=prefill,
-        remaining_ms=max(1, math.ceil(1000 * (live.deadline - now))),
-        cache=generation.cache,
-        prefill_way=live.placement.prefill_way,
-        decode_hit_len=max(0, live.prompt_len - live.placement.memory_tokens),
-        prefill_tokens_per_s=live.placement.prefill_tokens_per_s,
-        hints=generation.hints,
-        priority=generation.priority,
-    )
