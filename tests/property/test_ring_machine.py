@@ -18,7 +18,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @initialize(units=st.integers(1, 12))
     def start(self, units: int) -> None:
-        self.ring: StagingRing[int] = StagingRing(units * ALIGNMENT, RING_WAIT_S, "--staging-memory")
+        self.ring: StagingRing[int] = StagingRing(units * ALIGNMENT, RING_WAIT_S)
         self.units: list[int | None] = [None] * units
         self.waiting: dict[int, tuple[int, float]] = {}
         self.lost: set[int] = set()

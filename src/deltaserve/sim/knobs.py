@@ -7,7 +7,7 @@ from deltaserve.control.cache.eviction import KvEviction
 from deltaserve.control.cache.prefix_cache import StateEviction
 from deltaserve.control.front.balance import POLICIES as BALANCE_METHODS
 from deltaserve.control.sched.policy import POLICIES as SCHEDULE_POLICIES
-from deltaserve.control.transfer.endpoint_config import DEFAULT_MAX_WINDOWS
+from deltaserve.control.transfer.endpoint_config import MAX_WINDOWS
 from deltaserve.control.transfer.ring import ALIGNMENT
 from deltaserve.core.ids import PeerName, Role
 from deltaserve.core.transport import Evidence
@@ -546,7 +546,7 @@ def _with_all_windows_in_time(knobs: Knobs) -> Knobs:
         return knobs
     shape = knobs.shape
     num_workers = shape.num_prefill + shape.num_decode + shape.next_prefill + shape.next_decode
-    num_windows = DEFAULT_MAX_WINDOWS * num_workers * num_workers / 4  # roles may change
+    num_windows = MAX_WINDOWS * num_workers * num_workers / 4  # roles may change
     least = num_windows * window_bytes(shape) / (_IN_TIME * shape.stall_s)
     return replace(knobs, bytes_per_s=max(knobs.bytes_per_s, least))
 

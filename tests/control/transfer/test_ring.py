@@ -10,7 +10,7 @@ RING_WAIT_S = 10.0
 
 
 def ring_of(units: int) -> StagingRing[str]:
-    return StagingRing(units * UNIT, RING_WAIT_S, "--staging-memory")
+    return StagingRing(units * UNIT, RING_WAIT_S)
 
 
 def leased(ring: StagingRing[str], owner: str, units: int, now: float = 0.0) -> RingLease:
@@ -121,7 +121,7 @@ def test_sizes_are_rounded_to_whole_elements() -> None:
     assert ring.ask("a", 1, 0.0) == RingLease(0, 0, UNIT)
     assert ring.ask("b", UNIT + 1, 0.0) == RingLease(0, UNIT, 2 * UNIT)
     with pytest.raises(ValueError, match="multiple of 256"):
-        StagingRing[str](1000, RING_WAIT_S, "--staging-memory")
+        StagingRing[str](1000, RING_WAIT_S)
 
 
 def test_larger_than_the_ring_is_refused_at_once_and_names_the_setting() -> None:
@@ -152,7 +152,7 @@ def test_a_wait_is_bounded_and_says_what_was_in_the_way() -> None:
     (over,) = ring.give_up(10.0)
     assert over.owner == "b"
     assert over.reason == (
-        "waited 10.0 s for 2 KiB of the staging ring of 2 KiB: 1 leases hold 2 KiB of it; raise --staging-memory"
+        "waited 10.0 s for 2 KiB of the staging ring of 2 KiB: 1 leases hold 2 KiB of it; raise --staging-memory-mib"
     )
     assert not ring.is_waiting("b")
     assert ring.is_waiting("c")

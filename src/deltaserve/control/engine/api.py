@@ -23,6 +23,8 @@ from deltaserve.control.sched.sched_config import SchedOptions
 from deltaserve.control.transfer.commands import TransferCommand, TransferReport
 from deltaserve.core.ids import Boot, Namespace, PeerName, Role
 from deltaserve.core.keys import seed_key
+from deltaserve.core.layout.kv import pool_page_bytes
+from deltaserve.core.layout.shard import Shard
 from deltaserve.core.layout.spec import CacheSpec
 from deltaserve.core.transport import Evidence
 
@@ -114,6 +116,11 @@ class InstanceConfig:
     """Where the members of its expert group meet, on several machines: nobody else could tell routers."""
     configured_role: Role | None = None
     """What the process was started as, once its role was changed; None: it never was."""
+
+    @property
+    def page_bytes(self) -> tuple[int, ...]:
+        """Bytes of a page of each pool, of all ranks."""
+        return tuple(self.tp_size * of_rank for of_rank in pool_page_bytes(self.cache, Shard(0, self.tp_size)))
 
     def seed_of(self, namespace: Namespace) -> bytes:
         """Key before that of a prompt's first page."""

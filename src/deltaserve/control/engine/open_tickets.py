@@ -13,8 +13,6 @@ from deltaserve.control.transfer.receiver import Heard, Receiver, Ticket
 from deltaserve.control.transfer.staging import STAGING
 from deltaserve.core.ids import Attempt, Boot, PeerName, PoolId, Room, TicketSeq
 from deltaserve.core.layout.copy_plan import RankPair, plan_cache
-from deltaserve.core.layout.kv import pool_page_bytes
-from deltaserve.core.layout.shard import Shard
 from deltaserve.core.tokens import pack_u32
 from deltaserve.core.transport import FenceResult
 from deltaserve.core.wire.messages import Component, Drained, Draining, Grant, Revoke
@@ -33,8 +31,7 @@ class OpenTickets(Generic[Holder]):
         self._config = config
         self._links = links
         self._receiver = receiver
-        of_rank = pool_page_bytes(config.cache, Shard(0, config.tp_size))
-        self._page_bytes = tuple(size * config.tp_size for size in of_rank)
+        self._page_bytes = config.page_bytes
         self._state_pools = state_pools
         self._pairs_from: dict[int, tuple[RankPair, ...]] = {}
         """Number of ranks that write |-> the pairs of ranks that pages move between."""

@@ -20,8 +20,6 @@ from deltaserve.control.sched.scheduler import Scheduler
 from deltaserve.core.errors import IntegrityError
 from deltaserve.core.ids import Role
 from deltaserve.core.keys import seed_check
-from deltaserve.core.layout.kv import pool_page_bytes
-from deltaserve.core.layout.shard import Shard
 from deltaserve.core.wire.messages import Facts
 
 _MAX_BLOCKS = 1 << 16
@@ -55,15 +53,9 @@ def build_parts(config: InstanceConfig) -> Parts:
     scheduler = Scheduler(sched_config(config), cache, budget, config.seed_of)
     tiering = None
     if log is not None:
-        tier_config = TierConfig(config.tier_slots, _page_bytes(config), log)
+        tier_config = TierConfig(config.tier_slots, config.page_bytes, log)
         tiering = Tiering(tier_config, pools, cache, budget, scheduler)
     return Parts(pools, cache, budget, scheduler, tiering, config.lacks_file)
-
-
-def _page_bytes(config: InstanceConfig) -> tuple[int, ...]:
-    """Bytes of a page of each pool, of all ranks."""
-    of_rank = pool_page_bytes(config.cache, Shard(0, config.tp_size))
-    return tuple(config.tp_size * num_bytes for num_bytes in of_rank)
 
 
 def take_over_parts(former: Parts, config: InstanceConfig) -> Parts:

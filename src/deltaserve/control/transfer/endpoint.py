@@ -35,7 +35,7 @@ from deltaserve.control.transfer.commands import (
     VerifyPages,
     WriteFailed,
 )
-from deltaserve.control.transfer.endpoint_config import EndpointConfig, Memory
+from deltaserve.control.transfer.endpoint_config import MAX_WINDOWS, EndpointConfig, Memory
 from deltaserve.control.transfer.gate import ChunkJob, ChunkTotal, Gate, bytes_of
 from deltaserve.control.transfer.landings import Landings
 from deltaserve.control.transfer.staged_transport import StagedTransport
@@ -61,6 +61,7 @@ from deltaserve.core.transport import (
 from deltaserve.core.wire.codec import decode_done
 from deltaserve.core.wire.messages import Drain, RankEnd
 
+_SLOW_BYTES_PER_S = 4e6
 _TELL_STAGING_EVERY_S = 0.2
 """Pause between two reports of what staging memory was used for."""
 _TELL_EVERY_S = 0.5
@@ -328,7 +329,7 @@ class Endpoint:
 
     def _post_windows(self, link: _Link, now: float, reports: list[TransferReport]) -> None:
         """One window of each ticket in turn, so that a long transfer does not hold up a short one."""
-        while link.ready and len(link.writes) < self._config.max_windows:
+        while link.ready and len(link.writes) < MAX_WINDOWS:
             ticket, _ = link.ready.popitem(last=False)
             gate = link.gates.get(ticket)
             job = None if gate is None else gate.next_job()
@@ -352,7 +353,7 @@ class Endpoint:
         gate.bytes_in_flight += num_bytes
         job.announced = closes
         job.in_flight.add(write)
-        allowed_s = self._config.stall_s + num_bytes / self._config.slow_bytes_per_s
+        allowed_s = self._config.stall_s + num_bytes / _SLOW_BYTES_PER_S
         if self._staging is not None and isinstance(window, StagedWindow):
             allowed_s += 2 * self._staging.config.patience_s  # it may wait for memory on either side
         link.writes[write] = _Posted(job, num_bytes, now + allowed_s)

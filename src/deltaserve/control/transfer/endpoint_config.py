@@ -26,7 +26,8 @@ class Memory(Protocol):
         ...
 
 
-DEFAULT_MAX_WINDOWS = 2
+MAX_WINDOWS = 2
+"""Posts in flight per peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,6 @@ class EndpointConfig:
     """This rank's number and the number of ranks."""
     window_bytes: int = 8 << 20
     """Most bytes of one post: what another ticket of the same peer waits for, times the tickets before it."""
-    max_windows: int = DEFAULT_MAX_WINDOWS
-    """Posts in flight per peer."""
     checksums: bool = False
     stall_s: float = 5.0
-    """A write may take so long, and the time its bytes take at `slow_bytes_per_s`; then it counts as failed."""
-    slow_bytes_per_s: float = 4e6
-    landing_s: float = 2.0
-    """Where completions prove nothing: announced pages are looked at again for so long before they count as wrong."""
+    """A write may take so long, and the time its bytes take on a slow link; then it counts as failed."""

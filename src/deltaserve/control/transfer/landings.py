@@ -11,6 +11,8 @@ from deltaserve.core.transport import Evidence
 
 WRONG_CONTENTS = "checksum of pages"
 """How a verdict about pages begins."""
+_LANDING_S = 2.0
+"""Where completions prove nothing: announced pages are looked at again for so long before they count as wrong."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.05
 """Pause between two looks at pages that have not landed: ever longer, a look costs as much as reading them."""
 
@@ -39,7 +41,7 @@ class Landings:
     def __init__(self, config: EndpointConfig, memory: Memory, evidence: Evidence) -> None:
         self._cache = config.cache
         self._memory = memory
-        self._patience_s = config.landing_s if evidence is Evidence.CONTENTS else 0.0
+        self._patience_s = _LANDING_S if evidence is Evidence.CONTENTS else 0.0
         """Where completions prove nothing, what is not right yet may be on its way."""
         self._landings: dict[TicketId, _Landing] = {}
 

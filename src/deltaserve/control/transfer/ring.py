@@ -30,6 +30,9 @@ from deltaserve.core.sizes import size, sizes_apart
 ALIGNMENT = 256
 """Leases start and end at multiples of this: whole elements of every dtype, and what a device copies well."""
 
+_SETTING = "--staging-memory-mib"
+"""What a user raises to have a larger ring."""
+
 Owner = TypeVar("Owner", bound=Hashable)
 
 
@@ -72,13 +75,12 @@ class _Waiting:
 class StagingRing(Generic[Owner]):
     """Leases of one ring, each under the name of its owner: a lease has one owner, an owner at most one lease."""
 
-    def __init__(self, num_bytes: int, patience_s: float, setting: str) -> None:
-        """`setting`: what a user raises to have a larger ring. Raises ValueError for sizes that are not aligned."""
+    def __init__(self, num_bytes: int, patience_s: float) -> None:
+        """Raises ValueError for sizes that are not aligned."""
         if num_bytes <= 0 or num_bytes % ALIGNMENT:
             raise ValueError(f"a ring of {num_bytes} bytes: expected a multiple of {ALIGNMENT}")
         self.num_bytes = num_bytes
         self._patience_s = patience_s
-        self._setting = setting
         self._live: dict[Owner, RingLease] = {}
         self._ranges: deque[RingLease] = deque()
         """Leases in order of their positions: those that live, and those given back before an older one."""
@@ -104,7 +106,7 @@ class StagingRing(Generic[Owner]):
         needed = _aligned(num_bytes)
         if needed > self.num_bytes:
             asked, held = sizes_apart(needed, self.num_bytes)
-            raise StagingTooSmall(f"{asked} do not fit the staging ring of {held}: raise {self._setting} to as much")
+            raise StagingTooSmall(f"{asked} do not fit the staging ring of {held}: raise {_SETTING} to as much")
         if self._is_hopeless(needed):
             raise StagingTooSmall(self._why_hopeless(needed))
         lease = None if self._is_barred(now) else self._cut(owner, needed)
@@ -163,7 +165,7 @@ class StagingRing(Generic[Owner]):
         return (
             f"waited {now - wait.since:.1f} s for {size(wait.num_bytes)} of the staging ring of "
             f"{size(self.num_bytes)}: {len(self._live)} leases hold {size(self.num_leased_bytes)} of it; "
-            f"raise {self._setting}"
+            f"raise {_SETTING}"
         )
 
     def _cut(self, owner: Owner, num_bytes: int) -> RingLease | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.transfer.commands import PagePairs, PostChunk, TicketId
 from deltaserve.control.transfer.tables import SENDER, SenderEvent, SenderState
-from deltaserve.core.ids import Attempt, Boot, PageId, PeerName, PoolId, Room, TicketSeq
+from deltaserve.core.ids import Boot, PageId, PeerName, PoolId, Room, TicketSeq
 from deltaserve.core.layout.prompt_pages import PromptPages
 from deltaserve.core.machine import advance
 from deltaserve.core.tokens import unpack_u32
@@ -30,7 +30,6 @@ class SendTicket:
     id: TicketId
     peer: PeerName
     room: Room
-    attempt: Attempt
     prompt: PromptPages
     """Indexes below count the reader's pages of it."""
     firsts: tuple[int, ...]
@@ -111,7 +110,6 @@ class Sender:
             id=key,
             peer=peer,
             room=Room(grant.room),
-            attempt=Attempt(grant.attempt),
             prompt=prompt,
             firsts=firsts,
             pages=tuple(cast(tuple[PageId, ...], unpack_u32(component.pages)) for component in coverage),

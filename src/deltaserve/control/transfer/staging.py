@@ -149,7 +149,6 @@ class StagingConfig:
     mode: StagingMode = StagingMode.AUTO
     patience_s: float = 2.0
     """A wait for memory may take so long. Less than a write may, or that ends it."""
-    setting: str = "--staging-memory-mib"
 
     @property
     def ring_bytes(self) -> int:
@@ -208,7 +207,7 @@ class StagingRank:
 
     def ring(self) -> StagingRing[Any]:
         """A ring of one half of the region."""
-        return StagingRing(self.config.ring_bytes, self.config.patience_s, self.config.setting)
+        return StagingRing(self.config.ring_bytes, self.config.patience_s)
 
     def send(self, peer: PeerName, rank: int, frame: StageFrame) -> None:
         """Raises TransportError."""
