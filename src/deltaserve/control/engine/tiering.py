@@ -246,19 +246,14 @@ class Tiering:
         reach = match.reach // self._cache.page_size
         end = min(num_keys(keys), reach + self.tiers[_FULL].num_from(keys, reach))
         tails = range(1, len(self.tiers))
-        while end > match.num_pages:
-            lacking = [self._last_missing(pool, match, keys, end) for pool in tails]
+        while end > match.num_pages:  # the last page that a pool lacks in tree and file bounds how far it may go
+            lacking = [self.tiers[pool].last_missing(keys, self._tail(pool, match, end)) for pool in tails]
             shorter = min((index for index in lacking if index is not None), default=end)
             if shorter == end:
                 full = range(min(reach, end), end)
                 return _Stretch(match.num_pages, (full, *(self._tail(pool, match, end) for pool in tails)))
             end = shorter
         return None
-
-    def _last_missing(self, pool: int, match: Match, keys: bytes | bytearray, end: int) -> int | None:
-        """The last page index of a pool that going on at page index `end` lacks in tree and file: it can be done no
-        farther than there."""
-        return self.tiers[pool].last_missing(keys, self._tail(pool, match, end))
 
     def _tail(self, pool: int, match: Match, end: int) -> range:
         """What the file has to give of a pool to go on at page index `end`: all of it, unless the tree has all."""

@@ -10,7 +10,7 @@ from deltaserve.control.front.known_worker import Worker
 from deltaserve.control.front.placing import Placer
 from deltaserve.control.front.retry import Cause, Remedy, blame, cause_of, told, waits_for_workers
 from deltaserve.control.front.room_orders import RoomOrders
-from deltaserve.control.front.streams import LiveRoom, RoomEvent, Rooms, RoomState, unseen
+from deltaserve.control.front.streams import LiveRoom, RoomEvent, Rooms, RoomState
 from deltaserve.control.front.workers import Workers
 from deltaserve.core.errors import FailReason, RequestFailed
 from deltaserve.core.ids import PeerName, Role, Room
@@ -356,13 +356,12 @@ class Lifecycle:
         if live is None or live.state is RoomState.FINISHING:
             return
         live.heard(now)
-        values = unseen(live.num_prompt_logprobs, message.start, message.values)
-        if values is None:
+        if not 0 <= message.start <= live.num_prompt_logprobs:
             self._start_over(live, f"prompt logprobs {live.num_prompt_logprobs} .. {message.start - 1} never came", now)
-        elif values:
+        elif values := message.values[live.num_prompt_logprobs - message.start :]:
             live.begins_on(worker.revision)
             live.num_prompt_logprobs += len(values)
-            self._emit(Deliver(live.room, OutputDelta(prompt_logprobs=tuple(values))))
+            self._emit(Deliver(live.room, OutputDelta(prompt_logprobs=values)))
             self._deliver_held(live)
 
     def on_finished(self, worker: Worker, message: Finished, now: float) -> None:

@@ -9,7 +9,6 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TypeVar
 
 import msgspec
 
@@ -249,12 +248,6 @@ class LiveRoom:
 
 
 _SPARE_TIMERS = 64
-_Item = TypeVar("_Item")
-
-
-def unseen(have: int, start: int, items: Sequence[_Item]) -> Sequence[_Item] | None:
-    """The part of [start, start + n) from `have` on: empty for a repeat, None for a gap or a negative start."""
-    return items[have - start :] if 0 <= start <= have else None
 
 
 class Rooms:
