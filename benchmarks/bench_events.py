@@ -41,8 +41,9 @@ from deltaserve.core.wire.messages import (
     Starting,
     Submit,
 )
-from deltaserve.sim.cluster import FRONT, SECRET, VOCAB, Cluster, Shape, url_of
+from deltaserve.sim.cluster import FRONT, SECRET, VOCAB, Shape, url_of
 from deltaserve.sim.oracle import FIRST_REVISION
+from tests.sim.small_cluster import Cluster
 
 PAGE_SIZE = 64
 PREFILL, DECODE = PeerName("prefill-0"), PeerName("decode-0")

@@ -44,9 +44,9 @@ from deltaserve.sim.loopback import Fabric, Fate, Part
 from deltaserve.sim.process import Answer, PlaneSizes, SimFront, SimWorker
 from deltaserve.sim.sim_rank import RankPace, SimRankParts
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
-from deltaserve.sim.world import World
 from tests.compute.executor.world import TOLERANCE, grammars_of, reference_logprobs
 from tests.patience import PATIENCE_S
+from tests.sim.small_cluster import LinkWorld
 
 PREFILL, DECODE, UNIFIED = PeerName("prefill-0"), PeerName("decode-0"), PeerName("unified-0")
 NUM_TOP = 5
@@ -117,7 +117,7 @@ class TorchWorker(SimWorker):
 
     def __init__(
         self,
-        world: World,
+        world: LinkWorld,
         config: InstanceConfig,
         folder: Path,
         spec: ModelSpec,
@@ -258,7 +258,7 @@ class Product:
         self._reference = setup.reference or folder
         self._folder = folder
         half = Part(0.001, 1)
-        self.world = World(fabric=Fabric(lambda p: Fate((half, Part(0.002)), notified_s=0.002, told_s=0.002)))
+        self.world = LinkWorld(fabric=Fabric(lambda p: Fate((half, Part(0.002)), notified_s=0.002, told_s=0.002)))
         page_size, decode_page_size = (of_role[role].size for role in (Role.PREFILL, Role.DECODE))
         shape = Shape(
             page_size=page_size,

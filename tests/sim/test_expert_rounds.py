@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from deltaserve.core.ids import PeerName
-from deltaserve.sim.cluster import Cluster, Shape
+from deltaserve.sim.cluster import Shape
 from deltaserve.sim.expert_rounds import SimExpertGroup
 from deltaserve.sim.faults import FaultKind
 from deltaserve.sim.knobs import calm, draw_knobs
 from deltaserve.sim.rig import simulate
+from tests.sim.small_cluster import Cluster
 
 SHAPE = Shape(num_decode=3, shares_experts=True)
 

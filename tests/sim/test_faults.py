@@ -10,10 +10,10 @@ from deltaserve.core.ids import PeerName
 from deltaserve.core.tokens import pack_u32
 from deltaserve.core.transport import WriteState
 from deltaserve.core.wire.messages import Envelope, Hello
-from deltaserve.sim.cluster import VOCAB, Cluster, Shape
+from deltaserve.sim.cluster import VOCAB, Shape
 from deltaserve.sim.loopback import Fabric, Fate, Part, Posted
-from deltaserve.sim.oracle import oracle_output
 from deltaserve.sim.process import Answer
+from tests.sim.small_cluster import Cluster, oracle_output
 
 Asked = tuple[Answer, tuple[int, ...]]
 

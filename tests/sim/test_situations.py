@@ -8,7 +8,7 @@ import pytest
 from deltaserve.core.ids import PeerName
 from deltaserve.core.wire.codec import encode
 from deltaserve.core.wire.messages import Envelope, Heartbeat
-from deltaserve.sim.cluster import Cluster, Shape
+from deltaserve.sim.cluster import Shape
 from deltaserve.sim.drawn import drawn
 from deltaserve.sim.faults import FaultKind
 from deltaserve.sim.knobs import Knobs, draw_knobs
@@ -16,6 +16,7 @@ from deltaserve.sim.rig import Report, simulate
 from deltaserve.sim.situations import RUNS_PER_RATE, Situation
 from deltaserve.sim.summary import Summary
 from deltaserve.sim.work import MARGIN, WorkBound
+from tests.sim.small_cluster import Cluster
 from tests.sim.test_staged_runs import KNOBS, SHAPE
 
 PREFILL, DECODE = PeerName("prefill-0"), PeerName("decode-0")

@@ -6,9 +6,9 @@ import pytest
 
 from deltaserve.core.ids import PeerName
 from deltaserve.core.tokens import pack_u32
-from deltaserve.sim.cluster import VOCAB, Cluster, Shape
-from deltaserve.sim.oracle import oracle_output
+from deltaserve.sim.cluster import VOCAB, Shape
 from deltaserve.sim.process import Answer
+from tests.sim.small_cluster import Cluster, oracle_output
 
 
 def ask(cluster: Cluster, prompt: list[int], max_tokens: int) -> tuple[Answer, tuple[int, ...]]:

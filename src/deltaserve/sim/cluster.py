@@ -1,29 +1,23 @@
-"""Small simulated clusters: one front, P prefill and D decode workers, the stamp model."""
+"""What the processes of a simulated cluster are started with: fronts, prefill and decode workers, the stamp model."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
 
 from deltaserve.control.cache.pages import PageState
 from deltaserve.control.engine.api import InstanceConfig, InstanceOptions
-from deltaserve.control.front.client import Generation
 from deltaserve.control.front.events import FrontConfig, Member
 from deltaserve.control.sched.sched_config import SchedOptions
 from deltaserve.control.transfer.staging import StagingConfig, StagingMode
-from deltaserve.core.ids import Namespace, PeerName, RegionId, Role, Room
+from deltaserve.core.ids import PeerName, RegionId, Role, Room
 from deltaserve.core.layout.copy_plan import plan_cache
 from deltaserve.core.layout.spec import CacheSpec
 from deltaserve.core.lifetime import Retention
-from deltaserve.core.sampling import SamplingParams
-from deltaserve.core.tokens import pack_u32
 from deltaserve.core.transport import Evidence
-from deltaserve.core.wire.messages import CacheUse
-from deltaserve.sim.loopback import Fabric
 from deltaserve.sim.oracle import FIRST_REVISION, stamp_spec
-from deltaserve.sim.process import WINDOW_PAGES, PlaneSizes, SimFront, SimWorker
+from deltaserve.sim.process import WINDOW_PAGES, PlaneSizes, SimWorker
 from deltaserve.sim.rank_memory import STAMP_BYTES
-from deltaserve.sim.world import LinkPolicy, World, boot_of, reliable
+from deltaserve.sim.world import boot_of
 
 VOCAB = 97
 SECRET = b"s" * 32
@@ -161,12 +155,6 @@ class Shape:
         more = zip_longest(pages, self.more_pages[: self.num_pools], fillvalue=0)
         return tuple(count + extra for count, extra in more)
 
-    @property
-    def pool_tokens(self) -> int:
-        """What a request may need at most: its smallest pool, or the context."""
-        decode_size = self.page_size_of(Role.DECODE)
-        return min(self.prefill_pages * self.page_size, self.decode_pages * decode_size, self.context_len)
-
 
 def page_bytes(shape: Shape) -> int:
     """Bytes of a page of any pool, on whoever has the larger pages."""
@@ -259,49 +247,6 @@ def front_config(shape: Shape, members: Iterable[Member], life: int, name: PeerN
 
 def room_of(number: int) -> Room:
     return Room(number.to_bytes(16, "little"))
-
-
-class Cluster:
-    """The processes of a Shape, in a World."""
-
-    def __init__(self, shape: Shape, link: LinkPolicy = reliable, fabric: Fabric | None = None) -> None:
-        self.shape = shape
-        self.world = World(link, fabric)
-        self.lives: dict[PeerName, int] = {}
-        self.num_rooms = 0
-        self.roles = shape.roles()
-        for name in self.roles:
-            self.start(name)
-        members = [member_of(name, role) for name, role in self.roles.items()]
-        self.front = SimFront(self.world, front_config(shape, members, 1))
-
-    def start(self, name: PeerName, **changes: Any) -> SimWorker:
-        """A process of that name starts, with a boot of its own. `changes`: fields of its configuration."""
-        self.lives[name] = self.lives.get(name, 0) + 1
-        config = replace(worker_config(self.shape, name, self.roles[name], self.lives[name]), **changes)
-        return SimWorker(self.world, config, url_of(name), plane=self.shape.plane(self.roles[name]))
-
-    def warm_up(self) -> None:
-        """Run until the front is ready."""
-        self.world.run(until=self.world.now + 5.0, done=lambda: self.front.core.ready() is None)
-        assert self.front.core.ready() is None, self.front.core.ready()
-
-    def generation(
-        self, prompt: Sequence[int], max_tokens: int, namespace: str = "", cache: CacheUse = CacheUse.NORMAL
-    ) -> Generation:
-        self.num_rooms += 1
-        sampling = SamplingParams(max_tokens=max_tokens, seed=self.num_rooms, temperature=0.0)
-        room = room_of(self.num_rooms)
-        return Generation(room, pack_u32(prompt), Namespace(namespace), sampling, deadline_s=3600.0, cache=cache)
-
-    def is_quiet(self) -> bool:
-        """Nobody holds anything for a request."""
-        return all(held_by(worker) == 0 for worker in self.world.workers.values())
-
-    def check(self) -> None:
-        for worker in self.world.workers.values():
-            worker.instance.check_integrity()
-        self.front.core.check_integrity()
 
 
 def mix_pages(worker: SimWorker) -> None:

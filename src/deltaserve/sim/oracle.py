@@ -199,18 +199,6 @@ def oracle_answer(
     return OracleAnswer(tuple(s.token for s in output), logprobs, of_prompt)
 
 
-def oracle_output(
-    prompt: bytes,
-    num_output: int,
-    vocab_size: int,
-    pools: tuple[Retention, ...] = (KEEP_ALL,),
-    namespace: Namespace = DEFAULT_NAMESPACE,
-) -> tuple[int, ...]:
-    """The tokens alone, of a request that asks for nothing else."""
-    sampling = SamplingParams(max_tokens=num_output, seed=0)
-    return oracle_answer(prompt, sampling, vocab_size, pools, namespace).tokens
-
-
 @dataclass(slots=True)
 class _Row:
     sampling: SamplingParams

@@ -18,8 +18,6 @@ from deltaserve.core.ids import Namespace, PeerName, Role, Room
 from deltaserve.core.sampling import SamplingParams
 from deltaserve.core.tokens import pack_u32, unpack_u32
 from deltaserve.core.transport import Evidence, FenceResult
-from deltaserve.core.wire.codec import encode
-from deltaserve.core.wire.messages import Envelope
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.clients import Asked, Clients
 from deltaserve.sim.cluster import (
@@ -113,27 +111,6 @@ def simulate(seed: int, knobs: Knobs | None = None, keep_lines: int = 0, full_ev
     return Run(seed, knobs, Trace(keep_lines), Watch(full_every, knobs.poisons)).judged()
 
 
-class FaultyWorld(World):
-    """Frames meet the faults of their link as bytes."""
-
-    def __init__(self, links: LinkFaults, fabric: Fabric, trace: Trace) -> None:
-        super().__init__(fabric=fabric, trace=trace)
-        self._links = links
-        self.check: Callable[[PeerName, PeerName], None] = lambda src, dst: None
-        """Called with the ends of each frame."""
-
-    def admit(self, process: SimProcess) -> None:
-        super().admit(process)
-        self._links.begin_life(process.name)
-
-    def send(self, src: PeerName, dst: PeerName, envelope: Envelope) -> None:
-        self.check(src, dst)
-        if not self.reaches(src, dst):
-            return
-        for copy in self._links.copies(src, dst, encode(envelope), self.now):
-            self.carry(src, dst, copy.frame, copy.delay)
-
-
 def _held_at(worker: SimWorker) -> int:
     """Tombstones of a peer that is not there are kept until it is a stranger: it may ask yet."""
     instance = worker.instance
@@ -177,7 +154,7 @@ class Run:
         slots = {kind: rate for kind, rate in knobs.rates.items() if kind in SLOT_FAULTS}
         self._slots = EndpointFaults(slots, Chance(seed, "slots"), self.faults)
         self._watch = watch
-        self.world: World = FaultyWorld(self._links, Fabric(self._posted, watch.landed, knobs.mover), trace)
+        self.world = World(self._links, Fabric(self._posted, watch.landed, knobs.mover), trace)
         self.world.on_touch = watch.touched
         self.world.on_event = self._before_event
         self.clients = Clients.of(seed, knobs, self.faults)
@@ -211,8 +188,8 @@ class Run:
         self._misfits: set[PeerName] = set()
         """Workers that run with another model."""
         self._apart = Apart(self._rollout, self._roles)
-        if isinstance(self.world, FaultyWorld) and new:
-            self.world.check = self._apart.check
+        if new:
+            self.world.on_send = self._apart.check
         self._shared_since: dict[Room, float] = {}
         """When each room began to be on two workers."""
         self._unregistered = set(self._roles) - self._rollout.awaited if knobs.late_starts else set()

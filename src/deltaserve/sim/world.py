@@ -14,41 +14,35 @@ from deltaserve.core.errors import ProtocolError
 from deltaserve.core.ids import Boot, PeerName
 from deltaserve.core.wire.codec import decode, encode
 from deltaserve.core.wire.messages import Envelope
+from deltaserve.sim.faults import LinkFaults
 from deltaserve.sim.loopback import Fabric
 from deltaserve.sim.process import SimFront, SimProcess, SimWorker
 from deltaserve.sim.sim_rank import SimRank
 from deltaserve.sim.situations import Sightings, Situation
 from deltaserve.sim.trace import Trace, describe
 
-LinkPolicy = Callable[[PeerName, PeerName, Envelope], Sequence[float]]
-"""(from, to, frame) |-> delays of the copies that arrive; none: the frame is lost. Connections keep order."""
-
 _Connection = tuple[PeerName, PeerName]
 _Lives = tuple[PeerName, PeerName, int, int]
 """(from, to, life of either side): each life dials anew."""
 
 
-def reliable(src: PeerName, dst: PeerName, envelope: Envelope) -> Sequence[float]:
-    """The policy of a healthy link: once, soon."""
-    return (0.0005,)
-
-
 class World:
     """Virtual time, links, and the processes on them."""
 
-    def __init__(self, link: LinkPolicy = reliable, fabric: Fabric | None = None, trace: Trace | None = None) -> None:
+    def __init__(self, links: LinkFaults, fabric: Fabric, trace: Trace) -> None:
         self.now = 0.0
-        self.link = link
-        self.fabric = fabric or Fabric()
-        self.trace = trace or Trace()
+        self._links = links
+        self.fabric = fabric
+        self.trace = trace
         self.workers: dict[PeerName, SimWorker] = {}
         self.fronts: dict[PeerName, SimFront] = {}
         self.num_events = 0
-        self.num_refused_frames = 0
         self.on_event: Callable[[int], None] | None = None
         """Called before each event with its number."""
         self.on_touch: Callable[[SimProcess], None] | None = None
         """Called when a process has dealt with something."""
+        self.on_send: Callable[[PeerName, PeerName], None] = lambda src, dst: None
+        """Called with the ends of each frame."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self.seen = Sightings()
@@ -98,11 +92,11 @@ class World:
 
     def send(self, src: PeerName, dst: PeerName, envelope: Envelope) -> None:
         """Through the real codec, with whatever the link does to it. Lost when the peer is not where it was dialled."""
+        self.on_send(src, dst)
         if not self.reaches(src, dst):
             return
-        frame = encode(envelope)
-        for delay in self.link(src, dst, envelope):
-            self.carry(src, dst, frame, delay)
+        for copy in self._links.copies(src, dst, encode(envelope), self.now):
+            self.carry(src, dst, copy.frame, copy.delay)
 
     def reaches(self, src: PeerName, dst: PeerName) -> bool:
         """Whether a connection that was dialled leads to the process of that name."""
@@ -169,7 +163,6 @@ class World:
         try:
             envelope = decode(frame)
         except ProtocolError:
-            self.num_refused_frames += 1
             self.trace.note(self.now, src, ">", dst, "refused frame")
             self.reset(src, dst)
             return
@@ -181,6 +174,7 @@ class World:
     def admit(self, process: SimProcess) -> None:
         """A process has started: it is the one of its name."""
         self._lives[process.name] += 1
+        self._links.begin_life(process.name)
         if isinstance(process, SimFront):
             self.fronts[process.name] = process
         elif isinstance(process, SimWorker):

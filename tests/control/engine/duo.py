@@ -16,10 +16,10 @@ from deltaserve.core.hints import NO_HINTS, KvHints
 from deltaserve.core.ids import PeerName, Room
 from deltaserve.core.tokens import pack_u32, unpack_u32
 from deltaserve.core.wire.messages import CacheUse, Envelope, Message, PrefillWay, TokenRun, Tokens, Usage
-from deltaserve.sim.cluster import VOCAB, Cluster, Shape
+from deltaserve.sim.cluster import VOCAB, Shape
 from deltaserve.sim.loopback import Fabric, Fate, Part
-from deltaserve.sim.oracle import oracle_output
 from deltaserve.sim.process import Answer, SimWorker
+from tests.sim.small_cluster import Cluster, oracle_output
 
 PREFILL, DECODE, FRONT = PeerName("prefill-0"), PeerName("decode-0"), PeerName("front")
 PAGE_BYTES = 64

@@ -9,8 +9,9 @@ from deltaserve.control.engine.turn import EngineTurn
 from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import PeerName
 from deltaserve.core.wire.messages import Ask, Envelope, Failed, Grant, Offer, Starting, Status
-from deltaserve.sim.cluster import Cluster, Shape
+from deltaserve.sim.cluster import Shape
 from tests.control.engine.duo import DECODE, PREFILL, Duo
+from tests.sim.small_cluster import Cluster
 
 
 def no_grants(src: PeerName, dst: PeerName, envelope: Envelope) -> tuple[float, ...] | None:

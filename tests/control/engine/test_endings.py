@@ -10,8 +10,9 @@ from deltaserve.control.sched.plan import ItemOutcome, ItemResult, StepPlan, Ste
 from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import PeerName
 from deltaserve.core.wire.messages import Cancel, Envelope, Failed, Finish, Grant, Status
-from deltaserve.sim.cluster import Cluster, Shape
+from deltaserve.sim.cluster import Shape
 from tests.control.engine.duo import DECODE, FRONT, PREFILL, Asked, Duo, slow_fabric
+from tests.sim.small_cluster import Cluster
 
 PROMPT = list(range(1, 31))
 

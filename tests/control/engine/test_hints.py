@@ -6,8 +6,9 @@ import pytest
 
 from deltaserve.core.hints import Hint, HintAnswer, HintOutcome, KvHints
 from deltaserve.core.wire.messages import CacheUse, Offer, WriteBack
-from deltaserve.sim.cluster import Cluster, Shape
+from deltaserve.sim.cluster import Shape
 from tests.control.engine.duo import DECODE, PREFILL, Duo
+from tests.sim.small_cluster import Cluster
 
 HEAD, PAGE = list(range(1, 17)), 4
 DONE = KvHints(done=True)

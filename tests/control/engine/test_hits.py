@@ -7,9 +7,10 @@ from deltaserve.control.sched.plan import StepPlan, StepResult
 from deltaserve.core.ids import PeerName
 from deltaserve.core.tokens import token_len
 from deltaserve.core.wire.messages import CacheUse, Grant, PromptLogprobs, Starting
-from deltaserve.sim.cluster import VOCAB, Cluster, Shape
+from deltaserve.sim.cluster import VOCAB, Shape
 from deltaserve.sim.oracle import oracle_answer
 from tests.control.engine.duo import DECODE, FIRST_TOKEN, PAGE_BYTES, PREFILL, Duo, slow_fabric
+from tests.sim.small_cluster import Cluster
 
 HEAD = list(range(1, 17))
 

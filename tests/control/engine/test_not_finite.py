@@ -5,10 +5,10 @@ import pytest
 from deltaserve.core.errors import FailReason
 from deltaserve.core.ids import PeerName
 from deltaserve.core.tokens import pack_u32
-from deltaserve.sim.cluster import VOCAB, Cluster, Shape
-from deltaserve.sim.oracle import oracle_output
+from deltaserve.sim.cluster import VOCAB, Shape
 from deltaserve.sim.process import Answer, SimWorker
 from deltaserve.sim.rank_memory import STAMP_BYTES, StampMemory
+from tests.sim.small_cluster import Cluster, oracle_output
 
 PROMPT = list(range(1, 30))
 

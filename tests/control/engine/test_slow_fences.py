@@ -3,8 +3,9 @@
 from functools import partial
 
 from deltaserve.core.ids import PeerName
-from deltaserve.sim.cluster import Cluster, Shape
+from deltaserve.sim.cluster import Shape
 from tests.control.engine.duo import act
+from tests.sim.small_cluster import Cluster
 
 DECODE = PeerName("decode-0")
 PREFILLS = (PeerName("prefill-0"), PeerName("prefill-1"))

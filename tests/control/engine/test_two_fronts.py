@@ -20,8 +20,8 @@ from deltaserve.core.wire.messages import (
     Tokens,
 )
 from deltaserve.sim.cluster import VOCAB, Shape
-from deltaserve.sim.oracle import oracle_output
 from tests.control.engine.duo import DECODE, FRONT, PREFILL, Duo, token_runs
+from tests.sim.small_cluster import oracle_output
 
 OTHER, OTHER_BOOT = PeerName("front-of-another-zone"), 777
 PROMPT = [50, *range(1, 31)]
