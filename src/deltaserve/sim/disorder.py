@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from deltaserve.control.engine.api import DrainRequested
 from deltaserve.core.ids import PeerName
 from deltaserve.sim.chance import Chance
 from deltaserve.sim.faults import FaultKind, LinkFaults
@@ -274,7 +275,7 @@ class Disorder:
         name = self._any_of(self._workers)
         victim = None if name is None else self._cast.world.workers.get(name)
         if victim is not None:
-            victim.drain()
+            victim.handle(DrainRequested())
             self._look_at_draining(victim, self._cast.world.now + 2.0)
 
     def _look_at_draining(self, worker: SimWorker, grace_ends: float) -> None:

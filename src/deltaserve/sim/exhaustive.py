@@ -133,7 +133,7 @@ class SmallRun(Run):
             self._recorder.event(self, number)
         strike = self._strikes.get(number)
         if strike is not None:
-            self.vary(strike.variant)
+            self._disorder.reseed(Chance(strike.variant, "variant"))  # other victims and durations
             self._strike(strike.kind)
 
 

@@ -241,6 +241,11 @@ class EndpointFaults:
         return refused
 
 
+def never(kind: FaultKind) -> bool:
+    """What becomes of attempts in a world without faults."""
+    return False
+
+
 @dataclass(slots=True)
 class WriteFaults:
     """What becomes of writes. Those posted before `heal` keep their fate."""

@@ -103,7 +103,7 @@ class Membership:
             worker = front.core.workers.get(leaves.name)
             has_rooms = worker is not None and worker.own_rooms > 0
             self._cast.world.seen.note(Situation.LEAVES_WITH_ROOMS, has_rooms)
-            front.let_leave(leaves)
+            front.tell(leaves)
 
     def _look_at_forgotten(self, name: PeerName) -> None:
         world = self._cast.world
@@ -141,7 +141,7 @@ class Membership:
 
     def register(self, front: SimFront, name: PeerName) -> None:
         """Tell a front where a worker is. I33: it does not leave there any more."""
-        front.register(WorkerUp(self._cast.member(name)))
+        front.tell(WorkerUp(self._cast.member(name)))
         worker = front.core.workers.get(name)
         if worker is not None and worker.leaves_at is not None:
             raise IntegrityError(f"I33: {name} has joined again, and {front.name} has it leave all the same")

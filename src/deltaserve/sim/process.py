@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from deltaserve.control.engine.api import DrainRequested, InstanceConfig, TellBlocks
+from deltaserve.control.engine.api import InstanceConfig, TellBlocks
 from deltaserve.control.engine.core import EngineCore
 from deltaserve.control.engine.driver import ComputeStep, Driver, Heard, Rest, RoleTaken, WorkerAction
 from deltaserve.control.engine.step_pace import EagerPace, SharedPace, StepPace
@@ -309,27 +309,13 @@ class SimWorker(SimProcess):
         return SimRankParts(endpoint, transport, staged, RankPace(lag_s, self.pace.fence_s), slots)
 
     @property
-    def endpoint(self) -> TaggedEndpoint:
-        """The endpoint of the first rank."""
-        return self.ranks[0].endpoint
-
-    @property
-    def transport(self) -> SimTransport:
-        """The transport of the first rank."""
-        return self.ranks[0].transport
-
-    @property
-    def num_staged(self) -> int:
-        """Ranks with transfers in their staging memory. Where nothing can be fenced, what is left there stays."""
-        can_fence = self.transport.fence_result is FenceResult.CLOSED
+    def num_waiting(self) -> int:
+        """Ranks with transfers in their staging memory, and what some rank has to answer for. Where nothing can be
+        fenced, what is left of either stays."""
+        if self._first.transport.fence_result is not FenceResult.CLOSED:
+            return 0
         staged = [rank.endpoint.staged for rank in self.ranks]
-        return sum(can_fence and of_rank is not None and not of_rank.is_quiet for of_rank in staged)
-
-    @property
-    def num_unanswered(self) -> int:
-        """What some rank has to answer for. Where nothing can be fenced, what waits for it stays."""
-        can_fence = self.transport.fence_result is FenceResult.CLOSED
-        return self._first.num_pending if can_fence else 0
+        return self._first.num_pending + sum(one is not None and not one.is_quiet for one in staged)
 
     def handle(self, event: Heard) -> None:
         self._hear([event])
@@ -370,9 +356,6 @@ class SimWorker(SimProcess):
         self._take_turn()
         if self.expert_group is not None:
             self.expert_group.look()
-
-    def drain(self) -> None:
-        self.handle(DrainRequested())
 
     def _take_turn(self) -> None:
         if self._is_going_on or not self.is_alive:
@@ -553,16 +536,9 @@ class SimFront(SimProcess):
         """A stop string was found."""
         self._perform(self.core.finish(room, output_len))
 
-    def register(self, up: WorkerUp) -> None:
-        self._perform(self.core.handle(up, self.now))
-
-    def let_leave(self, leaves: WorkerLeaves) -> None:
-        """An operator, or a list of workers, has one leave."""
-        self._perform(self.core.handle(leaves, self.now))
-
-    def flush(self) -> None:
-        """An operator empties the trees."""
-        self._perform(self.core.handle(FlushAsked(), self.now))
+    def tell(self, event: WorkerUp | WorkerLeaves | FlushAsked) -> None:
+        """What an operator wants, or a list of workers says."""
+        self._perform(self.core.handle(event, self.now))
 
     def change_role(self, name: PeerName, role: Role, grace_s: float) -> RoleAnswer | None:
         """An operator wants it. None: refused, or the worker has left."""

@@ -12,7 +12,7 @@ from enum import Enum
 
 from deltaserve.control.cache.pages import PageEvent, PageState
 from deltaserve.control.front.client import Generation, RoleAnswer
-from deltaserve.control.front.events import Member, WorkerUp
+from deltaserve.control.front.events import FlushAsked, Member, WorkerUp
 from deltaserve.core.errors import FailReason, IntegrityError
 from deltaserve.core.ids import Namespace, PeerName, Role, Room
 from deltaserve.core.sampling import SamplingParams
@@ -115,8 +115,8 @@ def _held_at(worker: SimWorker) -> int:
     """Tombstones of a peer that is not there are kept until it is a stranger: it may ask yet."""
     instance = worker.instance
     there = [peer.name for peer in instance.links.table if instance.links.is_ready(peer.name)]
-    of_ranks = worker.num_staged + worker.num_unanswered
-    return held_by(worker) + instance.num_rooms + sum(map(instance.outflow.sender.num_tombstones_of, there)) + of_ranks
+    tombstones = sum(map(instance.outflow.sender.num_tombstones_of, there))
+    return held_by(worker) + instance.num_rooms + tombstones + worker.num_waiting
 
 
 def _random_faults(seed: int, knobs: Knobs) -> tuple[LinkFaults, WriteFaults]:
@@ -483,17 +483,13 @@ class Run:
             if self.world.now - since > patience_s:
                 raise IntegrityError(f"I25: a room is on {holders[room]} workers for {self.world.now - since:.1f} s")
 
-    def vary(self, variant: int) -> None:
-        """The next strike takes other victims and durations for another variant."""
-        self._disorder.reseed(Chance(variant, "variant"))
-
     def _strike(self, kind: FaultKind) -> None:
         if kind in CLIENT_FAULTS:
             self.clients.disturb(kind)
         elif kind is FaultKind.FLUSH:
             front = self._any_front()
             self.faults[kind] += front.is_alive
-            front.flush()
+            front.tell(FlushAsked())
         elif kind is FaultKind.ROLE:
             self._change_role()
         elif kind is FaultKind.LEAVE:
@@ -555,7 +551,7 @@ class Run:
     def _register(self, name: PeerName) -> None:
         for front in self._fronts:
             if front.is_alive and name in self.world.workers and name not in self._membership.left:
-                front.register(WorkerUp(self.member(name)))
+                front.tell(WorkerUp(self.member(name)))
 
     def member(self, name: PeerName) -> Member:
         """The worker, where it listens in its latest life."""

@@ -6,13 +6,8 @@ from deltaserve.control.transfer.commands import SlotCopy
 from deltaserve.control.transfer.slot_seal import HEADER_BYTES, SlotSeal
 from deltaserve.control.transfer.tier_plane import TierError
 from deltaserve.core.ids import PageId, PoolId, RegionId
-from deltaserve.sim.faults import FaultKind
+from deltaserve.sim.faults import FaultKind, never
 from deltaserve.sim.rank_memory import HeadMemory
-
-
-def _never(kind: FaultKind) -> bool:
-    """The file of a world without faults."""
-    return False
 
 
 class StampSlots:
@@ -22,7 +17,7 @@ class StampSlots:
         self._memory = memory
         self._of_whom = of_whom
         self._slots: dict[tuple[PoolId, int], bytes] = {}
-        self.fails: Callable[[FaultKind], bool] = _never
+        self.fails: Callable[[FaultKind], bool] = never
         self.on_store: Callable[[PoolId, PageId], None] = lambda pool, page: None
         """Called with the page that is copied."""
         self.on_load: Callable[[SlotCopy], None] = lambda copy: None

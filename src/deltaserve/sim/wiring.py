@@ -17,15 +17,10 @@ from deltaserve.core.ids import PeerName, PoolId, RegionId
 from deltaserve.core.tokens import pack_u32, unpack_u32
 from deltaserve.core.transport import Evidence, FenceResult, RemoteRank, TransportError, WriteId
 from deltaserve.core.wire.staged_frames import StagedData, decode_stage, encode_stage, is_stage_frame
-from deltaserve.sim.faults import FaultKind
+from deltaserve.sim.faults import FaultKind, never
 from deltaserve.sim.loopback import Fabric, LoopbackTransport
 from deltaserve.sim.situations import Sightings, Situation
 from deltaserve.sim.staged_stamps import StampStaging
-
-
-def _never(kind: FaultKind) -> bool:
-    """The transport of a world without faults."""
-    return False
 
 
 def _misplaced(notification: bytes) -> bytes:
@@ -50,7 +45,7 @@ class SimTransport(LoopbackTransport):
     ) -> None:
         super().__init__(me, fabric, memory, fence_result, evidence)
         self.posting: TicketId | None = None
-        self.refuses: Callable[[FaultKind], bool] = _never
+        self.refuses: Callable[[FaultKind], bool] = never
         self.tickets: dict[WriteId, TicketId] = {}
 
     def open(self, peer: PeerName) -> bytes:

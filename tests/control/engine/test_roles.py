@@ -61,10 +61,10 @@ def test_there_and_back_again_leaves_no_endpoint_and_no_connection_behind() -> N
         change(duo, SECOND, role)
         settle_as(duo, SECOND, role)
         duo.run(2.0)
-    assert SECOND not in duo.worker(DECODE).transport._endpoints
+    assert SECOND not in duo.worker(DECODE).ranks[0].transport._endpoints
     assert set(duo.worker(DECODE).dialled) == dialled, "to whom there is nothing to say"
     prefills = {PREFILL, PeerName("prefill-1")}
-    assert duo.worker(SECOND).transport._endpoints.keys() == prefills, "not ready for the first request"
+    assert duo.worker(SECOND).ranks[0].transport._endpoints.keys() == prefills, "not ready for the first request"
 
 
 def test_links_of_an_engine_before_the_last_one_are_hung_up_too() -> None:
@@ -211,7 +211,7 @@ def test_pages_in_quarantine_stay_there() -> None:
     """Shared memory: bytes of a writer that is gone, as far as anybody can say, may land at any time."""
     duo = reported(Duo(Shape(num_prefill=2, num_decode=2), fabric=slow_fabric(0.5)))
     for worker in duo.world.workers.values():
-        worker.transport.fence_result = FenceResult.IMPOSSIBLE
+        worker.ranks[0].transport.fence_result = FenceResult.IMPOSSIBLE
     asked = duo.ask(HEAD, 4)
     duo.until(lambda: any(in_state(w, PageState.GRANTED) for w in duo.world.workers.values()))
     (submit,) = duo.sent(Submit, FRONT)

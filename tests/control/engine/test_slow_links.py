@@ -12,7 +12,7 @@ def fences(duo: Duo) -> list[FencePeer]:
     """Filled with every fence that either worker asks for from now on."""
     asked: list[FencePeer] = []
     for name in (PREFILL, DECODE):
-        endpoint = duo.worker(name).endpoint
+        endpoint = duo.worker(name).ranks[0].endpoint
         perform = endpoint.perform
 
         def watched(command, now, perform=perform):  # type: ignore[no-untyped-def]
@@ -30,7 +30,7 @@ def test_clients_that_leave_on_a_slow_link_cost_nobody_else_the_peer() -> None:
     asked_fences = fences(duo)
     leaver = duo.ask([90, *PROMPT], 3)
     others = [duo.ask([50 + i, *PROMPT], 3) for i in range(3)]
-    duo.until(lambda: not duo.worker(PREFILL).endpoint.is_idle())
+    duo.until(lambda: not duo.worker(PREFILL).ranks[0].endpoint.is_idle())
     duo.cancel(leaver)
     duo.settle(*others, limit_s=120.0)
     assert asked_fences == []
@@ -43,7 +43,7 @@ def test_a_writer_that_falls_silent_while_it_drains_is_fenced() -> None:
     duo = Duo(fabric=slow_fabric(3.0), link=lambda src, dst, e: () if isinstance(e.body, Draining) else None)
     asked_fences = fences(duo)
     leaver = duo.ask(PROMPT, 3)
-    duo.until(lambda: not duo.worker(PREFILL).endpoint.is_idle())
+    duo.until(lambda: not duo.worker(PREFILL).ranks[0].endpoint.is_idle())
     duo.cancel(leaver)
     duo.until(lambda: bool(asked_fences))
     duo.quiet(limit_s=30.0)

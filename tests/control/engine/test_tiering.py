@@ -7,6 +7,7 @@ import pytest
 from deltaserve.control.cache.pages import PageState
 from deltaserve.control.engine.tiering import Loadable, Tiering
 from deltaserve.control.engine.way_price import WayPrice
+from deltaserve.control.front.events import FlushAsked
 from deltaserve.core.ids import Namespace, PeerName
 from deltaserve.core.keys import KEY_BYTES, extend_keys, key_at
 from deltaserve.core.tokens import pack_u32
@@ -144,7 +145,7 @@ def test_a_page_that_is_copied_stays_as_it_is_though_it_is_evicted() -> None:
 def test_a_flush_empties_the_file_too_also_of_what_is_being_copied() -> None:
     duo = with_evicted_head()
     assert len(tiering(duo).tiers[0]) == 4
-    duo.cluster.front.flush()
+    duo.cluster.front.tell(FlushAsked())
     duo.run(0.5)
     assert len(tiering(duo).tiers[0]) == len(tiering(duo, DECODE).tiers[0]) == 0
     before = computed(duo)
@@ -347,7 +348,7 @@ def test_routers_know_of_what_the_file_holds() -> None:
     keys = extend_keys(duo.prefill.config.seed_of(Namespace("")), pack_u32(HEAD), 4)
     tiering(duo).tiers[0].forget([key_at(keys, 3)])
     assert resident(duo) == 3
-    duo.cluster.front.flush()
+    duo.cluster.front.tell(FlushAsked())
     assert resident(duo) == 0
 
 
