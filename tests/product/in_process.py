@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import torch
 
-from deltaserve.compute.collective.collective import ThreadCollective
 from deltaserve.compute.collective.expert_group import ExpertMesh, Partners
 from deltaserve.compute.executor.runner import ExecutorSizes, TorchExecutor
 from deltaserve.compute.memory.cache_file import CacheFile
@@ -45,6 +44,7 @@ from deltaserve.sim.process import Answer, PlaneSizes, SimFront, SimWorker
 from deltaserve.sim.sim_rank import RankPace, SimRankParts
 from deltaserve.sim.wiring import SimTransport, TaggedEndpoint
 from tests.compute.executor.world import TOLERANCE, grammars_of, reference_logprobs
+from tests.compute.thread_ranks import ThreadCollective, expert_members
 from tests.patience import PATIENCE_S
 from tests.sim.small_cluster import LinkWorld
 
@@ -279,7 +279,7 @@ class Product:
         self.group = SimExpertGroup(setup.members, self._compute_round)
         self.joint_rounds = 0
         """Rounds in which several members had something to compute."""
-        meshes = ExpertMesh.group(setup.members, PATIENCE_S) if setup.members > 1 else (None,)
+        meshes = expert_members(setup.members, PATIENCE_S) if setup.members > 1 else (None,)
         workers = [(PREFILL, Role.PREFILL, prefill_ranks)]
         workers += [
             (member_name(index), Role.DECODE, decode_ranks) for index in range(max(setup.members, setup.num_decode))

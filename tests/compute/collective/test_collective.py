@@ -13,12 +13,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from deltaserve.compute.collective.collective import Alone, ProcessCollective, ThreadCollective
+from deltaserve.compute.collective.collective import Alone, ProcessCollective
 from deltaserve.compute.collective.collective_error import CollectiveError
 from deltaserve.compute.collective.nccl import NcclCollective
 from deltaserve.compute.collective.rank_mesh import SLOT_BYTES, RankMesh
 from deltaserve.core.layout.shard import Shard
 from tests.compute.collective.collective_rank import DTYPES, part_of, try_all
+from tests.compute.thread_ranks import ThreadCollective
 from tests.patience import PATIENCE_S
 
 

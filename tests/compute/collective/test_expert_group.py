@@ -16,14 +16,15 @@ from deltaserve.compute.collective.net_experts import NetExpertMesh
 from deltaserve.compute.collective.net_meeting import NetMeeting
 from deltaserve.compute.collective.rank_mesh import SLOT_BYTES
 from deltaserve.core.layout.shard import Shard
+from tests.compute.thread_ranks import expert_members, net_expert_members
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
 Mesh = ExpertMesh | NetExpertMesh
-Kind = type[ExpertMesh] | type[NetExpertMesh]
+Kind = Callable[[int, float], Sequence[Mesh]]
 
 
-@pytest.fixture(params=[ExpertMesh, NetExpertMesh])
+@pytest.fixture(params=[expert_members, net_expert_members])
 def kind(request: pytest.FixtureRequest) -> Kind:
     """Over memory that all have mapped, or over TCP."""
     found: Kind = request.param
@@ -59,7 +60,7 @@ def test_every_row_arrives(kind: Kind, rows: list[list[int]]) -> None:
         return True
 
     assert max(map(sum, SIZES["large"])) * 66 > 5 * SLOT_BYTES
-    assert together(kind.group(3, PATIENCE_S), work) == [True] * 3
+    assert together(kind(3, PATIENCE_S), work) == [True] * 3
 
 
 def test_processes_meet_where_a_former_group_has_met(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_members_on_several_machines_meet() -> None:
 
 
 def test_a_member_sees_that_a_round_has_begun(kind: Kind) -> None:
-    first, second = kind.group(2, PATIENCE_S)
+    first, second = kind(2, PATIENCE_S)
     assert not second.has_begun()
     with ThreadPoolExecutor(1) as thread:
         going_on = thread.submit(first.all_to_all, [part(0, target, 2, 4) for target in range(2)])
@@ -103,7 +104,7 @@ def test_a_member_sees_that_a_round_has_begun(kind: Kind) -> None:
 
 def test_members_end_when_all_are_done(kind: Kind) -> None:
     """Until then one that is done takes part in what the others compute."""
-    first, second = kind.group(2, PATIENCE_S)
+    first, second = kind(2, PATIENCE_S)
     first.say_done()
     assert not second.has_begun()
     assert not first.is_over
@@ -119,7 +120,7 @@ def test_members_end_when_all_are_done(kind: Kind) -> None:
 
 
 def test_one_that_is_done_in_the_middle_of_an_exchange(kind: Kind) -> None:
-    first, second = kind.group(2, PATIENCE_S)
+    first, second = kind(2, PATIENCE_S)
     first.say_done()
     rows = [part(0, target, 2, 4) for target in range(2)]
     together((first, second), lambda mesh: mesh.all_to_all(rows))
@@ -131,7 +132,7 @@ def test_one_that_is_done_in_the_middle_of_an_exchange(kind: Kind) -> None:
 @pytest.mark.parametrize("is_done", [False, True])
 def test_one_that_ends_is_missed_at_once(kind: Kind, is_done: bool) -> None:
     """One that is done still holds experts."""
-    first, second, third = kind.group(3, PATIENCE_S)
+    first, second, third = kind(3, PATIENCE_S)
     if is_done:
         third.say_done()
     del third
@@ -144,7 +145,7 @@ def test_one_that_ends_is_missed_at_once(kind: Kind, is_done: bool) -> None:
 
 
 def test_one_that_does_not_come_is_not_waited_for_for_ever(kind: Kind) -> None:
-    first, second = kind.group(2, 0.2)
+    first, second = kind(2, 0.2)
     with pytest.raises(CollectiveError, match="member 1 of the expert group did not come in time"):
         first.all_to_all([part(0, target, 2, 4) for target in range(2)])
     with pytest.raises(CollectiveError, match="not all of them met within 0"):
@@ -153,7 +154,7 @@ def test_one_that_does_not_come_is_not_waited_for_for_ever(kind: Kind) -> None:
 
 
 def test_members_that_compute_other_layers_are_found_out(kind: Kind) -> None:
-    first, second = kind.group(2, PATIENCE_S)
+    first, second = kind(2, PATIENCE_S)
     rows = [part(0, target, 2, 4) for target in range(2)]
     together((first, second), lambda mesh: mesh.all_to_all(rows))
     second._number += 1
@@ -170,7 +171,7 @@ def test_members_that_compute_other_layers_are_found_out(kind: Kind) -> None:
 
 
 def test_members_that_load_are_waited_for_longer_than_a_step(kind: Kind) -> None:
-    first, second = kind.group(2, 0.2)
+    first, second = kind(2, 0.2)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(first.wait_for_all)
         time.sleep(0.5)

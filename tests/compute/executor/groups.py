@@ -10,6 +10,7 @@ from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.shard_rules import ExpertPlacement
 from tests.compute.executor.world import Driver
+from tests.compute.thread_ranks import expert_members
 from tests.patience import PATIENCE_S
 
 
@@ -46,7 +47,7 @@ class GroupDriver:
 
     def __init__(self, path: Path, size: int) -> None:
         self._threads = [ThreadPoolExecutor(1) for _ in range(size)]
-        self.members = [MemberDriver(path, self, mesh) for mesh in ExpertMesh.group(size, PATIENCE_S)]
+        self.members = [MemberDriver(path, self, mesh) for mesh in expert_members(size, PATIENCE_S)]
 
     def round(self, plans: Mapping[int, StepPlan]) -> StepResult:
         """The result of the first of `plans` (member |-> plan). The others compute what they have left, or nothing."""

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from deltaserve.compute.collective.collective import ThreadCollective
 from deltaserve.compute.collective.collective_error import CollectiveError
 from deltaserve.control.sched.plan import (
     ItemOutcome,
@@ -43,6 +42,7 @@ from tests.compute.executor.world import (
     random_tokens,
     reference_logprobs,
 )
+from tests.compute.thread_ranks import ThreadCollective
 from tests.fixtures.tiny_gguf import write_gguf
 from tests.fixtures.tiny_models import VARIANTS, Variant, write_variant
 from tests.fixtures.tiny_quantised import write_fp8_blocks

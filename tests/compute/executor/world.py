@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from deltaserve.compute.collective.collective import ALONE, Collective, ThreadCollective
+from deltaserve.compute.collective.collective import ALONE, Collective
 from deltaserve.compute.collective.expert_group import ExpertGroup, Partners
 from deltaserve.compute.executor.runner import ExecutorSizes, TorchExecutor
 from deltaserve.compute.executor.step_recorder import StepRecorder, recorder_of
@@ -40,6 +40,7 @@ from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.shard_rules import ExpertPlacement
 from deltaserve.server.text.text_codec import TextCodec
+from tests.compute.thread_ranks import ThreadCollective
 from tests.patience import PATIENCE_S
 
 VOCAB_SIZE = 272

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from deltaserve.compute.attention.attention import Batch, Query
 from deltaserve.compute.attention.attention_choice import make_attention, open_native
-from deltaserve.compute.collective.collective import ALONE, Collective, ThreadCollective
+from deltaserve.compute.collective.collective import ALONE, Collective
 from deltaserve.compute.layers.decoder import Decoder
 from deltaserve.compute.layers.draft_head import Drafted, DraftHead
 from deltaserve.compute.layers.ops_choice import make_step_ops
@@ -43,6 +43,7 @@ from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.tensors import draft_parts
 from deltaserve.model.weight_bytes import rank_weight_bytes
 from tests.compute.layers.dense_heads import HEADS, NUM_GUESSES, dense_drafted, dense_head, drafting
+from tests.compute.thread_ranks import ThreadCollective
 from tests.fixtures.tiny_models import EAGLE3_HEAD, EAGLE3_MODEL
 
 CPU = torch.device("cpu")

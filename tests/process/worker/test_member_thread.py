@@ -13,6 +13,7 @@ from deltaserve.core.ids import StepIndex
 from deltaserve.process.children.mailbox import Mailbox
 from deltaserve.process.worker.member_thread import ExpertMember, MemberThread
 from deltaserve.process.worker.transfer_thread import Reports
+from tests.compute.thread_ranks import expert_members
 from tests.patience import PATIENCE_S
 
 
@@ -56,7 +57,7 @@ class Worker:
 
 
 def group(size: int) -> list[Worker]:
-    return [Worker(mesh) for mesh in ExpertMesh.group(size, PATIENCE_S)]
+    return [Worker(mesh) for mesh in expert_members(size, PATIENCE_S)]
 
 
 def end(workers: Sequence[Worker]) -> None:

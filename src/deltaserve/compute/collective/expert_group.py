@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,31 +30,11 @@ _NO_LIMIT_S = 0.0
 """Limit that the kernel takes as none."""
 
 
-class ExpertGroup(Protocol):
-    """One member's end. Called from one thread; every member makes the same calls in the same order."""
+class ExpertGroup(ABC):
+    """One member's end: exchanges, whether a round has begun, who is done, and who has ended.
 
-    @property
-    def member(self) -> Shard: ...
-
-    def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Rows for each member, [n, W] of any n and of one dtype and W -> rows from each member.
-
-        Raises CollectiveError.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Partners:
-    """Who computes with a rank: the other ranks of its worker, and the other members of its expert group."""
-
-    collective: Collective = ALONE
-    group: ExpertGroup | None = None
-    """Group of workers of one rank, each with the experts that its ModelSpec says; None: it is in none."""
-
-
-class MemberLinks(ABC):
-    """One member's connections to the others: whether a round has begun, who is done, and who has ended."""
+    Called from one thread; every member makes the same calls in the same order.
+    """
 
     done_word: ClassVar[bytes]
     """What a member says when it computes nothing more of its own."""
@@ -74,7 +54,11 @@ class MemberLinks(ABC):
 
     @abstractmethod
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """See ExpertGroup. What a member sends itself is not copied."""
+        """Rows for each member, [n, W] of any n and of one dtype and W -> rows from each member. What a member sends
+        itself is not copied.
+
+        Raises CollectiveError.
+        """
 
     @abstractmethod
     def _limit(self, timeout_s: float | None) -> None:
@@ -134,7 +118,16 @@ class MemberLinks(ABC):
             return bool(message)
 
 
-class ExpertMesh(MemberLinks):
+@dataclass(frozen=True, slots=True)
+class Partners:
+    """Who computes with a rank: the other ranks of its worker, and the other members of its expert group."""
+
+    collective: Collective = ALONE
+    group: ExpertGroup | None = None
+    """Group of workers of one rank, each with the experts that its ModelSpec says; None: it is in none."""
+
+
+class ExpertMesh(ExpertGroup):
     """A member on this machine: sockets say what lies in memory that all members have mapped (see RankMesh)."""
 
     done_word = b"done"
@@ -143,7 +136,8 @@ class ExpertMesh(MemberLinks):
     def __init__(self, member: Shard, others: Sequence[socket.socket], memory: Tensor, timeout_s: float) -> None:
         """`others`: to the other members, in their order. `memory` [2, members, SLOT_BYTES] uint8. `timeout_s`: of
         every exchange."""
-        super().__init__(member, dict(zip(others_of(member), others, strict=True)), timeout_s)
+        ranks = [rank for rank in range(member.size) if rank != member.rank]
+        super().__init__(member, dict(zip(ranks, others, strict=True)), timeout_s)
         self._limit(timeout_s)
         self._memory = memory
 
@@ -154,13 +148,6 @@ class ExpertMesh(MemberLinks):
         Path(f"{meeting_point}.{member.rank}").unlink(missing_ok=True)
         return cls(member, *meet(member, meeting_point, timeout_s), timeout_s)
 
-    @classmethod
-    def group(cls, size: int, timeout_s: float) -> tuple["ExpertMesh", ...]:
-        """Members that are threads of this process."""
-        memory = torch.zeros((NUM_TURNS, size, SLOT_BYTES), dtype=torch.uint8)
-        ends = joined_pairs(size, socket.SOCK_SEQPACKET)
-        return tuple(cls(member, [*others.values()], memory, timeout_s) for member, others in ends.items())
-
     def _limit(self, timeout_s: float | None) -> None:
         limit_waits(self._others.values(), _NO_LIMIT_S if timeout_s is None else timeout_s)
 
@@ -169,7 +156,6 @@ class ExpertMesh(MemberLinks):
             self._send(rank, other, self.done_word)
 
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """See ExpertGroup. What a member sends itself is not copied."""
         me = self._member.rank
         own, (_, *shape) = parts[me], parts[me].shape
         sent = [torch.empty(0, dtype=torch.uint8) if rank == me else bytes_of(part) for rank, part in enumerate(parts)]
@@ -227,21 +213,6 @@ class ExpertMesh(MemberLinks):
         if len(message) != length or number != self._number:
             raise disagrees(rank)
         return lens
-
-
-def joined_pairs(size: int, kind: socket.SocketKind) -> dict[Shard, dict[int, socket.socket]]:
-    """Connections of members that are threads of this process: member |-> those to each other one, in their order."""
-    members = [Shard(rank, size) for rank in range(size)]
-    ends: dict[Shard, dict[int, socket.socket]] = {member: {} for member in members}
-    for one in members:
-        for other in members[: one.rank]:
-            ends[one][other.rank], ends[other][one.rank] = socket.socketpair(socket.AF_UNIX, kind)
-    return {member: dict(sorted(others.items())) for member, others in ends.items()}
-
-
-def others_of(member: Shard) -> list[int]:
-    """Ranks of the other members."""
-    return [rank for rank in range(member.size) if rank != member.rank]
 
 
 def bytes_of(part: Tensor) -> Tensor:

@@ -9,15 +9,14 @@ import math
 import select
 import socket
 import struct
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from deltaserve.compute.collective.expert_group import MemberLinks, bytes_of, disagrees, gone, joined_pairs, late
+from deltaserve.compute.collective.expert_group import ExpertGroup, bytes_of, disagrees, gone, late
 from deltaserve.compute.collective.net_meeting import NetMeeting
-from deltaserve.compute.collective.net_mesh import meet_over
+from deltaserve.compute.collective.net_mesh import carry, meet_over, rest
 from deltaserve.core.layout.shard import Shard
 
 _HEADER = struct.Struct("<QQ")
@@ -27,8 +26,8 @@ _DONE = _HEADER.pack((1 << 64) - 1, 0)
 _NOTHING = memoryview(b"")
 
 
-class NetExpertMesh(MemberLinks):
-    """One member's end: an ExpertGroup. For one thread."""
+class NetExpertMesh(ExpertGroup):
+    """A member on a machine of its own, perhaps."""
 
     done_word = _DONE
     peek_bytes = _HEADER.size
@@ -44,23 +43,13 @@ class NetExpertMesh(MemberLinks):
         exchange. Raises CollectiveError."""
         return cls(member, meet_over(member, meeting, timeout_s), timeout_s)
 
-    @classmethod
-    def group(cls, size: int, timeout_s: float) -> tuple["NetExpertMesh", ...]:
-        """Members that are threads of this process."""
-        ends = joined_pairs(size, socket.SOCK_STREAM)
-        for others in ends.values():
-            for other in others.values():
-                other.setblocking(False)
-        return tuple(cls(member, others, timeout_s) for member, others in ends.items())
-
     def _limit(self, timeout_s: float | None) -> None:
         self._limit_s = timeout_s
 
     def _tell_done(self) -> None:
-        self._carry({rank: _MemberTraffic(rank, other, _DONE, None) for rank, other in self._others.items()})
+        self._carry(_MemberTraffic(rank, other, _DONE, self._done) for rank, other in self._others.items())
 
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """See ExpertGroup. What a member sends itself is not copied."""
         me = self._member.rank
         own, (_, *shape) = parts[me], parts[me].shape
         row_bytes = math.prod(shape) * own.element_size()
@@ -69,35 +58,17 @@ class NetExpertMesh(MemberLinks):
         for rank, other in self._others.items():
             sent = bytes_of(parts[rank])
             said = _HEADER.pack(self._number, len(sent))
-            exchanges[rank] = _MemberTraffic(
-                rank, other, said, _IncomingRows(self._number, row_bytes), sent.numpy().data
-            )
-        self._carry(exchanges)
+            part = _IncomingRows(self._number, row_bytes)
+            exchanges[rank] = _MemberTraffic(rank, other, said, self._done, part, sent.numpy().data)
+        self._carry(exchanges.values())
         found = {rank: one.part.rows.view(own.dtype).view(-1, *shape) for rank, one in exchanges.items() if one.part}
         return [own if rank == me else found[rank].to(own.device) for rank in range(self._member.size)]
 
-    def _carry(self, exchanges: Mapping[int, "_MemberTraffic"]) -> None:
-        """Complete all of them, in both directions at once. Raises CollectiveError."""
-        deadline = None if self._limit_s is None else time.monotonic() + self._limit_s
-        pending = {one.descriptor: one for one in exchanges.values()}
-        poll = select.poll()
-        for descriptor, one in pending.items():
-            one.send()
-            poll.register(descriptor, one.events)
-        while pending := {descriptor: one for descriptor, one in pending.items() if one.events}:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise late(next(iter(pending.values())).rank)
-            for descriptor, events in poll.poll(None if left is None else math.ceil(left * 1000)):
-                one = pending[descriptor]
-                if events & ~select.POLLOUT and one.receive():
-                    self._done.add(one.rank)
-                if events & select.POLLOUT:
-                    one.send()
-                if one.events:
-                    poll.modify(descriptor, one.events)
-                else:  # what it sends next is for the next exchange
-                    poll.unregister(descriptor)
+    def _carry(self, exchanges: Iterable["_MemberTraffic"]) -> None:
+        """Complete all of them. Raises CollectiveError."""
+        missed = carry(exchanges, self._limit_s)
+        if missed is not None:
+            raise late(missed.rank)
 
 
 class _IncomingRows:
@@ -121,12 +92,19 @@ class _MemberTraffic:
     """What is still to be sent to another member, and received of it."""
 
     def __init__(
-        self, rank: int, other: socket.socket, said: bytes, part: _IncomingRows | None, rows: memoryview = _NOTHING
+        self,
+        rank: int,
+        other: socket.socket,
+        said: bytes,
+        done: set[int],
+        part: _IncomingRows | None = None,
+        rows: memoryview = _NOTHING,
     ) -> None:
-        """`part`: what is to come; None: nothing is waited for."""
+        """`done` learns of the other one when it says so. `part`: what is to come; None: nothing is waited for."""
         self.rank = rank
         self.part = part
         self._other = other
+        self._done = done
         self._unsent = [view for view in (memoryview(said), rows) if len(view)]
         self._header = bytearray() if part is not None else None
         """What has come of a header; None: none is waited for."""
@@ -145,43 +123,37 @@ class _MemberTraffic:
     def send(self) -> None:
         """As much as goes at once. Raises CollectiveError."""
         try:
-            num_bytes = self._other.sendmsg(self._unsent) if self._unsent else 0
+            self._unsent = rest(self._unsent, self._other.sendmsg(self._unsent) if self._unsent else 0)
         except BlockingIOError:
             return
         except OSError:
             raise gone(self.rank) from None
-        while self._unsent and num_bytes >= len(self._unsent[0]):
-            num_bytes -= len(self._unsent.pop(0))
-        if self._unsent:
-            self._unsent[0] = self._unsent[0][num_bytes:]
 
-    def receive(self) -> bool:
-        """As much as is there, and nothing of the next exchange. Whether the other one said that it is done. Raises
-        CollectiveError."""
+    def receive(self) -> None:
+        """As much as is there, and nothing of the next exchange. Raises CollectiveError."""
         try:
             if self._header is not None:
-                return self._hear_header(self._header)
+                self._hear_header(self._header)
+                return
             num_bytes = self._other.recv_into(self._unheard)
         except BlockingIOError:
-            return False
+            return
         except OSError:
             num_bytes = 0
         if not num_bytes:
             raise gone(self.rank)
         self._unheard = self._unheard[num_bytes:]
-        return False
 
-    def _hear_header(self, header: bytearray) -> bool:
+    def _hear_header(self, header: bytearray) -> None:
         data = self._other.recv(_HEADER.size - len(header))
         if not data or self.part is None:
             raise gone(self.rank)
         header += data
         if header == _DONE:
             header.clear()
-            return True
-        if len(header) == _HEADER.size:
+            self._done.add(self.rank)
+        elif len(header) == _HEADER.size:
             begun = self.part.begin(bytes(header))
             if begun is None:
                 raise disagrees(self.rank)
             self._header, self._unheard = None, begun
-        return False

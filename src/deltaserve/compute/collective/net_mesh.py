@@ -12,8 +12,9 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -79,9 +80,10 @@ class NetMesh:
         said = _HEADER.pack(self._number, num_bytes)
         views = [slot[:num_bytes] for slot in self._slots[turn]]
         own = views[self.shard.rank]
-        pending = {other.fileno(): _Exchange(other, said, own, views[rank]) for rank, other in self._others.items()}
+        exchanges = [_Exchange(other, said, own, views[rank]) for rank, other in self._others.items()]
         try:
-            _carry(pending, self._limit_s)
+            if carry(exchanges, self._limit_s) is not None:
+                raise CollectiveError("ranks: one did not come in time")
         except CollectiveError:
             self._close()
             raise
@@ -92,6 +94,29 @@ class NetMesh:
 
 
 # ---------------------------------------------------------------- an exchange
+
+
+class RankTraffic(Protocol):
+    """What is still to be sent to another rank, and received of it, by a connection that does not block."""
+
+    @property
+    def descriptor(self) -> int: ...
+
+    @property
+    def events(self) -> int:
+        """What it waits for; 0: it is complete."""
+        ...
+
+    def send(self) -> None:
+        """As much as goes at once."""
+        ...
+
+    def receive(self) -> None:
+        """As much as is there, and nothing of the next exchange."""
+        ...
+
+
+SomeTraffic = TypeVar("SomeTraffic", bound=RankTraffic)
 
 
 class _Exchange:
@@ -106,14 +131,17 @@ class _Exchange:
         self._unheard = [memoryview(self._heard), slot]
 
     @property
+    def descriptor(self) -> int:
+        return self._other.fileno()
+
+    @property
     def events(self) -> int:
-        """What it waits for; 0: it is complete."""
         return (select.POLLIN if self._unheard else 0) | (select.POLLOUT if self._unsent else 0)
 
     def send(self) -> None:
         """As much as goes at once. Raises OSError."""
         try:
-            self._unsent = _rest(self._unsent, self._other.sendmsg(self._unsent))
+            self._unsent = rest(self._unsent, self._other.sendmsg(self._unsent))
         except BlockingIOError:
             return
 
@@ -126,23 +154,27 @@ class _Exchange:
             return
         if not num_bytes:
             raise ConnectionError("the connection has ended")
-        self._unheard = _rest(self._unheard, num_bytes)
+        self._unheard = rest(self._unheard, num_bytes)
         if len(self._unheard) < 2 and self._heard != self._said:
             raise CollectiveError("ranks: they do not compute the same")
 
 
-def _carry(pending: dict[int, _Exchange], limit_s: float) -> None:
-    """Complete all of them, by descriptor, in both directions at once. Raises CollectiveError and OSError."""
-    deadline = time.monotonic() + limit_s
+def carry(exchanges: Iterable[SomeTraffic], limit_s: float | None) -> SomeTraffic | None:
+    """Complete all of them, in both directions at once; raises what they raise. Returns one that did not come in time;
+    None: all have. `limit_s` None: however long it takes."""
+    deadline = math.inf if limit_s is None else time.monotonic() + limit_s
     poll = select.poll()
-    for descriptor, exchange in pending.items():
+    pending = {}
+    for exchange in exchanges:
         exchange.send()
-        poll.register(descriptor, exchange.events)
+        if exchange.events:
+            pending[exchange.descriptor] = exchange
+            poll.register(exchange.descriptor, exchange.events)
     while pending:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise CollectiveError("ranks: one did not come in time")
-        for descriptor, events in poll.poll(math.ceil(left * 1000)):
+            return next(iter(pending.values()))
+        for descriptor, events in poll.poll(None if limit_s is None else math.ceil(left * 1000)):
             exchange = pending[descriptor]
             if events & ~select.POLLOUT:  # an end of the connection, too, is seen by receiving
                 exchange.receive()
@@ -150,12 +182,13 @@ def _carry(pending: dict[int, _Exchange], limit_s: float) -> None:
                 exchange.send()
             if exchange.events:
                 poll.modify(descriptor, exchange.events)
-            else:  # else the header of its next exchange would wake this one
+            else:  # what it sends next is for the next exchange, and must not wake this one
                 poll.unregister(descriptor)
                 del pending[descriptor]
+    return None
 
 
-def _rest(buffers: list[memoryview], num_bytes: int) -> list[memoryview]:
+def rest(buffers: list[memoryview], num_bytes: int) -> list[memoryview]:
     """The buffers without their first bytes; none that is empty at the front."""
     for at, buffer in enumerate(buffers):
         if num_bytes < len(buffer):
