@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import AttentionBackend, Batch, Query, Shared
+from deltaserve.compute.attention.attention import Batch, Query, Shared
+from deltaserve.compute.attention.attention_backend import AttentionBackend
 from deltaserve.compute.attention.native.native_attention import NativeAttention
 from deltaserve.compute.attention.reference.torch_attention import TorchAttention
 from deltaserve.compute.memory.element_conversion import torch_dtype

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from deltaserve.compute.attention import attention_choice, opening
-from deltaserve.compute.attention.attention import AttentionBackend
+from deltaserve.compute.attention.attention_backend import AttentionBackend
 from deltaserve.compute.attention.attention_choice import make_attention, open_native
 from deltaserve.compute.attention.native import native_attention
 from deltaserve.compute.attention.native.native_attention import NativeAttention

@@ -1,6 +1,5 @@
 """The seam between the decoder and whatever computes attention over pages."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,60 +74,4 @@ class StepAttention(Protocol):
         In a group with a window of w, position p sees the keys [p - w + 1, p]. `sinks` [Hq] float32: scores of a key
         that every position sees, and that has no value.
         """
-        ...
-
-
-class StepStates(Protocol):
-    """Recurrent states of one step, of one state group: one of each query, in batch order.
-
-    A query [q_start, q_end) goes on from the state after q_start - 1 and leaves the one after q_end - 1. Those may be
-    two slots, of which the first is not written: it may be a checkpoint that others go on from, too.
-    """
-
-    @property
-    def queries(self) -> tuple[Query, ...]: ...
-
-    @property
-    def undecided(self) -> tuple[int, ...]:
-        """Queries that end in guesses: see `Batch.undecided`."""
-        ...
-
-    def load(self, layer: int, some: Tensor | None = None) -> tuple[Tensor, ...]:
-        """A copy of each block [B, heads, rows, width], zeros where a query begins at position 0.
-
-        `layer` counts within the group. `some` [B] int64: of these queries; None: of all.
-        """
-        ...
-
-    def store(self, layer: int, *values: Tensor, some: Tensor | None = None) -> None:
-        """Write each block [B, heads, rows, width]."""
-        ...
-
-
-class AttentionBackend(Protocol):
-    """Computes attention. Index tensors are made once per step, not per layer."""
-
-    def begin_step(self, batch: Batch) -> Sequence[StepAttention]:
-        """One StepAttention per page group, in the order of the CacheSpec. Page tables are read now."""
-        ...
-
-    def begin_group(self, batch: Batch, group: int) -> StepAttention:
-        """Attention of a step as `begin_step` prepares it, for the page group of this index alone."""
-        ...
-
-    def begin_states(self, batch: Batch) -> Sequence[StepStates]:
-        """States of a step, one per state group."""
-        ...
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Bytes of scratch memory that are kept between steps."""
-        ...
-
-    def free_scratch(self) -> None:
-        """A step that failed may have grown it beyond what there is. Steps begun before are over."""
-        ...
-
-    def shared_tokens_read(self, batch: Batch) -> int:
-        """Positions among `batch.tokens_read` that this backend does not read again because of sharing."""
         ...

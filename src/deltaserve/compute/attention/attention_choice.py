@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from deltaserve.compute.attention.attention import AttentionBackend
+from deltaserve.compute.attention.attention_backend import AttentionBackend, BackendUnavailable, PagesInUse
 from deltaserve.compute.attention.opening import in_a_line
-from deltaserve.compute.attention.paged_attention import BackendUnavailable, PagesInUse
 from deltaserve.compute.attention.registry import AttentionKind, attention_kind, automatic_kinds
 from deltaserve.compute.memory.kv_pool import KvPool
 from deltaserve.compute.memory.page_table import PageTable

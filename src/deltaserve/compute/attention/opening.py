@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from deltaserve.compute.attention.attention import AttentionBackend, Batch, Query, Shared
-from deltaserve.compute.attention.paged_attention import BackendUnavailable, PagesInUse
+from deltaserve.compute.attention.attention import Batch, Query, Shared
+from deltaserve.compute.attention.attention_backend import AttentionBackend, BackendUnavailable, PagesInUse
 from deltaserve.compute.attention.reference.torch_attention import TorchAttention
 from deltaserve.compute.memory.element_conversion import torch_dtype
 from deltaserve.compute.memory.kv_pool import KvArena, KvPool

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import AttentionBackend, Batch, Query
+from deltaserve.compute.attention.attention import Batch, Query
+from deltaserve.compute.attention.attention_backend import AttentionBackend
 from deltaserve.compute.executor.row_state import Row
 from deltaserve.compute.layers.decoder import Hidden
 from deltaserve.compute.layers.draft_head import Drafted, DraftHead

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import AttentionBackend, Shared
+from deltaserve.compute.attention.attention import Shared
+from deltaserve.compute.attention.attention_backend import AttentionBackend
 from deltaserve.compute.attention.fixed_step import FixedStep, FixedStepBackend
 from deltaserve.compute.executor.draws_choice import draws_on
 from deltaserve.compute.executor.inputs import StepInputs

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import StepStates
+from deltaserve.compute.attention.step_states import StepStates
 from deltaserve.compute.layers.activations import sigmoid, silu, softplus
 from deltaserve.compute.layers.delta_rule import DeltaRun, DeltaRuns, DeltaTokens, joined, normalised
 from deltaserve.compute.layers.layer_kind import LastTokens, LayerStep, Place

@@ -23,12 +23,11 @@ import flashinfer
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import AttentionBackend, Batch, Shared, StepAttention
+from deltaserve.compute.attention.attention import Batch, StepAttention
+from deltaserve.compute.attention.attention_backend import AttentionBackend, PagesInUse, write_slots
 from deltaserve.compute.attention.flashinfer.flashinfer_plan import PagedRequests, plan_requests
 from deltaserve.compute.attention.flashinfer.kind import KIND, WRAPPER_BYTES
 from deltaserve.compute.attention.opening import open_kernels
-from deltaserve.compute.attention.paged_attention import PagedAttention, PagesInUse, write_slots
-from deltaserve.compute.attention.plan import sharers
 from deltaserve.compute.attention.triton_launch import IS_INTERPRETED
 from deltaserve.compute.attention.triton_merge import PartialMerge, PartialResults
 from deltaserve.compute.memory.element_conversion import torch_dtype
@@ -46,8 +45,8 @@ _UNUSED_BYTES = 1 << 20
 _QUERY_DTYPES = (torch.bfloat16, torch.float16)
 
 
-class FlashInferAttention(PagedAttention):
-    """See PagedAttention. For pages that kind.py refuses none of."""
+class FlashInferAttention(AttentionBackend):
+    """See AttentionBackend. For pages that kind.py refuses none of."""
 
     def __init__(self, pool: KvPool, tables: PageTable, query_heads: Sequence[int]) -> None:
         super().__init__(pool, tables, query_heads)
@@ -55,9 +54,6 @@ class FlashInferAttention(PagedAttention):
 
     def _begin(self, arena: KvArena, table: Table, batch: Batch, rows_per_head: int) -> StepAttention:
         return FlashInferStep(arena, table, batch, self._wrappers[arena], self._workspace)
-
-    def _num_readers(self, batch: Batch, run: Shared) -> int:
-        return len(sharers(batch, run))
 
     @property
     def scratch_bytes(self) -> int:

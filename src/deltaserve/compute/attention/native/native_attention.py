@@ -15,10 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import Batch, Shared, StepAttention
+from deltaserve.compute.attention.attention import Batch, StepAttention
+from deltaserve.compute.attention.attention_backend import AttentionBackend, BackendUnavailable, PagesInUse, write_slots
 from deltaserve.compute.attention.opening import TOLERANCES, MakeBackend, self_test_error
-from deltaserve.compute.attention.paged_attention import BackendUnavailable, PagedAttention, PagesInUse, write_slots
-from deltaserve.compute.attention.plan import shared_runs, sharers
+from deltaserve.compute.attention.plan import shared_runs
 from deltaserve.compute.attention.scratch_limits import MAX_TILED_LEN
 from deltaserve.compute.memory.kv_pool import KvArena, KvPool
 from deltaserve.compute.memory.page_table import PageTable, Table
@@ -107,8 +107,8 @@ class _Functions:
         self.attend, self.keep = functions.ds_attend, functions.ds_keep
 
 
-class NativeAttention(PagedAttention):
-    """PagedAttention by the native library, on the CPU. For one thread at a time."""
+class NativeAttention(AttentionBackend):
+    """AttentionBackend by the native library, on the CPU. For one thread at a time."""
 
     def __init__(self, pool: KvPool, tables: PageTable, query_heads: Sequence[int], context: NativeContext) -> None:
         super().__init__(pool, tables, query_heads)
@@ -117,9 +117,6 @@ class NativeAttention(PagedAttention):
 
     def _begin(self, arena: KvArena, table: Table, batch: Batch, rows_per_head: int) -> StepAttention:
         return NativeStep(self, arena, table, batch, rows_per_head)
-
-    def _num_readers(self, batch: Batch, run: Shared) -> int:
-        return len(sharers(batch, run))
 
     @property
     def scratch_bytes(self) -> int:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from deltaserve.compute.attention.attention import Batch, Shared, StepAttention
-from deltaserve.compute.attention.paged_attention import PagedAttention, PagesInUse, write_slots
+from deltaserve.compute.attention.attention import Batch, StepAttention
+from deltaserve.compute.attention.attention_backend import AttentionBackend, PagesInUse, write_slots
 from deltaserve.compute.attention.precision import may_round, rounded_products
 from deltaserve.compute.attention.reference.kind import BLOCK_LEN, TILE_BYTES, tile_len
 from deltaserve.compute.memory.host_arrays import on_device
@@ -36,13 +36,13 @@ _LOWEST = -1e30
 """Largest score of a row that has seen no key yet: finite, so that its difference from a hidden one is no NaN."""
 
 
-class TorchAttention(PagedAttention):
-    """PagedAttention in torch operations."""
+class TorchAttention(AttentionBackend):
+    """AttentionBackend in torch operations."""
 
     def _begin(self, arena: KvArena, table: Table, batch: Batch, rows_per_head: int) -> StepAttention:
         return TorchStep(arena, table, batch, rows_per_head, self._workspace)
 
-    def _num_readers(self, batch: Batch, run: Shared) -> int:
+    def shared_tokens_read(self, batch: Batch) -> int:
         return 0
 
 

@@ -11,11 +11,11 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import AttentionBackend, Batch, Shared, StepAttention
+from deltaserve.compute.attention.attention import Batch, StepAttention
+from deltaserve.compute.attention.attention_backend import AttentionBackend, PagesInUse
 from deltaserve.compute.attention.fixed_step import FixedStepBackend, RowsOnDevice, RowsToCome
 from deltaserve.compute.attention.opening import open_kernels
-from deltaserve.compute.attention.paged_attention import PagedAttention, PagesInUse
-from deltaserve.compute.attention.plan import Int64s, TileSize, WorkTiles, plan_work, sharers
+from deltaserve.compute.attention.plan import Int64s, TileSize, WorkTiles, plan_work
 from deltaserve.compute.attention.triton.kind import KIND
 from deltaserve.compute.attention.triton.row_work import RowCut, RowWork, SharedWork, shared_work
 from deltaserve.compute.attention.triton.triton_kernels import partial_results, store_tokens
@@ -54,11 +54,11 @@ class _Kernels:
         self.has_e4m3 = has_e4m3(device)
 
 
-class TritonAttention(PagedAttention, FixedStepBackend):
-    """PagedAttention by Triton's kernels, also for fixed steps."""
+class TritonAttention(AttentionBackend, FixedStepBackend):
+    """AttentionBackend by Triton's kernels, also for fixed steps."""
 
     def __init__(self, pool: KvPool, tables: PageTable, query_heads: Sequence[int]) -> None:
-        PagedAttention.__init__(self, pool, tables, query_heads)
+        AttentionBackend.__init__(self, pool, tables, query_heads)
         device = pool.arenas[0].bytes.device
         self._kernels = _Kernels(device)
         self._fixed_scratch = Workspace(device)
@@ -81,9 +81,6 @@ class TritonAttention(PagedAttention, FixedStepBackend):
         work = group.planned(batch)
         is_single = int(work.part_starts[-1]) == len(work.positions)
         return TritonStep(group, WorkBuffer.of(work, arena.bytes.device), self._workspace, is_single)
-
-    def _num_readers(self, batch: Batch, run: Shared) -> int:
-        return len(sharers(batch, run))
 
 
 class _PagesOfGroup(NamedTuple):

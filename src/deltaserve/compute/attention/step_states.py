@@ -3,20 +3,25 @@
 import numpy as np
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import Batch, Query, StepStates
+from deltaserve.compute.attention.attention import Batch
 from deltaserve.compute.memory.host_arrays import on_device
 from deltaserve.compute.memory.kv_pool import KvPool
 from deltaserve.compute.memory.page_table import PageTable, Table
 from deltaserve.compute.memory.state_arena import StateArena
 
 
-class TorchStates:
-    """A step's states in one arena, in torch operations."""
+class StepStates:
+    """Recurrent states of one step, of one state group: one of each query, in batch order.
+
+    A query [q_start, q_end) goes on from the state after q_start - 1 and leaves the one after q_end - 1. Those may be
+    two slots, of which the first is not written: it may be a checkpoint that others go on from, too.
+    """
 
     def __init__(self, arena: StateArena, table: Table, batch: Batch, page_size: int) -> None:
         self._arena = arena
-        self._queries = batch.queries
-        self._undecided = batch.undecided
+        self.queries = batch.queries
+        self.undecided = batch.undecided
+        """Queries that end in guesses: see `Batch.undecided`."""
         lines = np.array([query.line for query in batch.queries], np.int64)
         starts = np.array([query.q_start for query in batch.queries], np.int64)
         ends = np.array([query.q_end for query in batch.queries], np.int64)
@@ -35,16 +40,12 @@ class TorchStates:
     def _tensor(self, values: np.ndarray[tuple[int], np.dtype[np.int64 | np.bool_]]) -> Tensor:
         return on_device(values, self._arena.bytes.device)
 
-    @property
-    def queries(self) -> tuple[Query, ...]:
-        return self._queries
-
-    @property
-    def undecided(self) -> tuple[int, ...]:
-        return self._undecided
-
     def load(self, layer: int, some: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Load states, but never what lies in the slot of a query that begins at 0: it may be anything, NaN too."""
+        """A copy of each block [B, heads, rows, width], zeros where a query begins at position 0: what lies in its slot
+        may be anything, NaN too.
+
+        `layer` counts within the group. `some` [B] int64: of these queries; None: of all.
+        """
         found = self._arena.load(layer, self._sources if some is None else self._sources[some])
         if self._is_first is None:
             return found
@@ -52,6 +53,7 @@ class TorchStates:
         return tuple(values.masked_fill_(is_first[:, None, None, None], 0) for values in found)
 
     def store(self, layer: int, *values: Tensor, some: Tensor | None = None) -> None:
+        """Write each block [B, heads, rows, width]."""
         self._arena.store(layer, self._targets if some is None else self._targets[some], values)
 
 
@@ -59,4 +61,4 @@ def step_states(pool: KvPool, tables: PageTable, batch: Batch) -> list[StepState
     """The step's states, one per state group of the pool."""
     cache, arenas = pool.cache, pool.state_arenas
     lines = [tables.table(cache.pool_of(arena.layout.group)) for arena in arenas]
-    return [TorchStates(arena, table, batch, cache.page_size) for arena, table in zip(arenas, lines, strict=True)]
+    return [StepStates(arena, table, batch, cache.page_size) for arena, table in zip(arenas, lines, strict=True)]

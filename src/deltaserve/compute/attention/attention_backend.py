@@ -1,4 +1,4 @@
-"""What attention backends over a KvPool have in common: one step for each page group, scratch kept between steps."""
+"""Attention backends over a KvPool: one step for each page group, scratch kept between steps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import Batch, Shared, StepAttention, StepStates
-from deltaserve.compute.attention.torch_states import step_states
+from deltaserve.compute.attention.attention import Batch, StepAttention
+from deltaserve.compute.attention.plan import sharers
+from deltaserve.compute.attention.step_states import StepStates, step_states
 from deltaserve.compute.memory.host_arrays import on_device
 from deltaserve.compute.memory.kv_pool import KvArena, KvPool
 from deltaserve.compute.memory.page_table import PageTable, Table
@@ -36,10 +37,11 @@ class PagesInUse(NamedTuple):
         return self.pool.arenas[0].bytes.device
 
 
-class PagedAttention(ABC):
-    """AttentionBackend over a KvPool. Queries of each page group have so many heads on this rank."""
+class AttentionBackend(ABC):
+    """Computes attention over the pages of a KvPool. Index tensors are made once per step, not per layer."""
 
     def __init__(self, pool: KvPool, tables: PageTable, query_heads: Sequence[int]) -> None:
+        """`query_heads`: of each page group, on this rank."""
         self._pool = pool
         self._tables = tables
         self._query_heads = tuple(query_heads)
@@ -49,14 +51,12 @@ class PagedAttention(ABC):
     def _begin(self, arena: KvArena, table: Table, batch: Batch, rows_per_head: int) -> StepAttention:
         """`rows_per_head`: query heads to a KV head."""
 
-    @abstractmethod
-    def _num_readers(self, batch: Batch, run: Shared) -> int:
-        """Queries that read the positions of a run together."""
-
     def begin_step(self, batch: Batch) -> Sequence[StepAttention]:
+        """One StepAttention per page group, in the order of the CacheSpec. Page tables are read now."""
         return [self.begin_group(batch, group) for group in range(len(self._query_heads))]
 
     def begin_group(self, batch: Batch, group: int) -> StepAttention:
+        """Attention of a step as `begin_step` prepares it, for the page group of this index alone."""
         arena, table, rows_per_head = self._place(group)
         return self._begin(arena, table, batch, rows_per_head)
 
@@ -67,6 +67,7 @@ class PagedAttention(ABC):
         return arena, table, num_heads // arena.layout.num_heads
 
     def begin_states(self, batch: Batch) -> Sequence[StepStates]:
+        """States of a step, one per state group."""
         return step_states(self._pool, self._tables, batch)
 
     @property
@@ -79,7 +80,8 @@ class PagedAttention(ABC):
         self._workspace.clear()
 
     def shared_tokens_read(self, batch: Batch) -> int:
-        return sum(max(0, self._num_readers(batch, run) - 1) * (run.end - run.start) for run in batch.shared)
+        """Positions among `batch.tokens_read` that this backend does not read again because of sharing."""
+        return sum(max(0, len(sharers(batch, run)) - 1) * (run.end - run.start) for run in batch.shared)
 
 
 def write_slots(arena: KvArena, table: Table, batch: Batch) -> Tensor:
