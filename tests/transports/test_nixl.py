@@ -10,7 +10,7 @@ from deltaserve.core.extents import Copy, Region, Span
 from deltaserve.core.ids import Boot, PeerName, RegionId
 from deltaserve.core.transport import FenceResult, RemoteRegion, TransportError, WriteState
 from deltaserve.transports.nixl import transport as adapter
-from deltaserve.transports.nixl.endpoint import Batch, NixlEndpoint, batches, memory_of
+from deltaserve.transports.nixl.endpoint import Batch, NixlEndpoint, agent_config, batches, memory_of
 from deltaserve.transports.nixl.options import FENCED_BY_CLOSE, NixlOptions, environment
 from deltaserve.transports.nixl.transport import NixlTransport
 from deltaserve.transports.nixl.ucx_environment import ucx_environment
@@ -62,11 +62,9 @@ def test_rdma_libraries_are_loaded_where_they_are_used(tls: str, modules: str | 
 
 
 def test_progress_thread_is_an_option() -> None:
-    for delay_us, has_thread in ((10_000, True), (0, False)):
-        options = NixlOptions(NIXL_OPTIONS.tls, NIXL_OPTIONS.net_devices, delay_us)
-        transport = NixlTransport(PeerName("p"), Boot(1), options)
-        assert transport.has_progress_thread is has_thread
-        transport.close()
+    assert NIXL_OPTIONS.progress_delay_us
+    for delay_us, has_thread in ((NIXL_OPTIONS.progress_delay_us, True), (0, False)):
+        assert bool(agent_config(delay_us).useProgThread) is has_thread
 
 
 def test_agent_names_differ_for_each_pair_boot_and_opening() -> None:

@@ -104,11 +104,6 @@ class Transport(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        """Name in flags and handshakes."""
-        ...
-
-    @property
     def evidence(self) -> Evidence:
         """What this transport's DONE and notifications are worth."""
         ...

@@ -339,10 +339,6 @@ class LoopbackTransport:
         until, self.stopped_until = self.stopped_until, min(self.stopped_until, now)
         self._fabric.hasten(self, until, now)
 
-    @property
-    def name(self) -> str:
-        return "loopback"
-
     def register(self, region: Region) -> None:
         if self._endpoints:
             raise TransportError(f"register region {region.id}: an endpoint is open already")

@@ -218,6 +218,9 @@ class LocalTransport:
     Regions are memory of fixed size that has a descriptor, all of one rank on one device.
     """
 
+    evidence = Evidence.COMPLETION
+    """The reader acknowledges what it has copied itself."""
+
     def __init__(self, folder: Path, access_to: Callable[[str], MemoryAccess] = host_access) -> None:
         """`folder`: private, and the same for all peers. `access_to`: what maps and copies memory of a device, named as
         in Region. Raises TransportError."""
@@ -234,15 +237,6 @@ class LocalTransport:
         self._write_ids = itertools.count(1)
         self._turns = itertools.count()
         self._closed = False
-
-    @property
-    def name(self) -> str:
-        return "local"
-
-    @property
-    def evidence(self) -> Evidence:
-        """The reader acknowledges what it has copied itself."""
-        return Evidence.COMPLETION
 
     def register(self, region: Region) -> None:
         if self._endpoints:

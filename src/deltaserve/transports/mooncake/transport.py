@@ -79,6 +79,9 @@ class _Engine:
 class MooncakeTransport:
     """`Transport` over Mooncake. Call `close`, else its processes end when this one does."""
 
+    evidence = Evidence.CONTENTS
+    """What DONE is worth depends on the versions of both sides: before 0.3.12 it says nothing over TCP."""
+
     def __init__(self, options: MooncakeOptions) -> None:
         self._options = options
         self._regions: dict[RegionId, Region] = {}
@@ -89,15 +92,6 @@ class MooncakeTransport:
         self._unfenced: set[PeerName] = set()
         self._closed = False
         atexit.register(self.close)
-
-    @property
-    def name(self) -> str:
-        return "mooncake"
-
-    @property
-    def evidence(self) -> Evidence:
-        """What DONE is worth depends on the versions of both sides: before 0.3.12 it says nothing over TCP."""
-        return Evidence.CONTENTS
 
     def register(self, region: Region) -> None:
         if self._engines:
