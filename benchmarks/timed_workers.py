@@ -25,6 +25,8 @@ from deltaserve.compute.attention.native.native_attention import NativeAttention
 from deltaserve.compute.attention.reference.torch_attention import TorchAttention, TorchStep
 from deltaserve.compute.executor.runner import TorchExecutor
 from deltaserve.compute.layers import decoder, delta_net
+from deltaserve.compute.layers.native_ops import NativeOps
+from deltaserve.compute.layers.step_ops import TorchOps
 from deltaserve.compute.memory.state_arena import StateArena
 from deltaserve.control.cache.prefix_cache import PrefixCache
 from deltaserve.control.sched.plan import StepPlan
@@ -64,7 +66,7 @@ SITES: dict[str, tuple[tuple[Any, str], ...]] = {
     "states: slots of a step": ((TorchAttention, "begin_states"), (NativeAttention, "begin_states")),
     "states: read and written": ((StateArena, "load"), (StateArena, "store")),
     "recurrent layers: maps, convolution": ((delta_net, "mix_tokens"),),
-    "recurrent layers: delta rule": ((delta_net, "extend_state"), (delta_net, "step_states")),
+    "recurrent layers: delta rule": ((TorchOps, "recurred"), (NativeOps, "recurred")),
 }
 """Label |-> (owner, name of a function)."""
 
