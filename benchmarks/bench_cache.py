@@ -7,16 +7,12 @@ delta and releases, as a decode worker does. Times are microseconds of one call 
 """
 
 import argparse
-import gc
-import json
 import random
-import statistics
-import time
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from benchmarks.call_times import CallTimes, print_times, timed
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.prefix_cache import PrefixCache
 from deltaserve.core.ids import Namespace
@@ -41,16 +37,6 @@ class Prompt:
     @property
     def num_pages(self) -> int:
         return len(self.tokens) // (PAGE_SIZE * TOKEN_BYTES)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One measured operation; times in microseconds."""
-
-    name: str
-    p50: float
-    p99: float
-    samples: int
 
 
 def prompt_of(tokens: bytes) -> Prompt:
@@ -78,22 +64,8 @@ def serve(cache: PrefixCache, pool: PagePool, prompt: Prompt) -> None:
     cache.release(cache.insert(lease, SPACE, prompt.tokens, prompt.keys, (pages,)).lease)
 
 
-def timed(name: str, calls: list[Callable[[], object]]) -> Row:
-    """Time each call once, without the cyclic collector."""
-    gc.collect()
-    gc.disable()
-    times = []
-    for call in calls:
-        start = time.perf_counter_ns()
-        call()
-        times.append((time.perf_counter_ns() - start) / 1000)
-    gc.enable()
-    times.sort()
-    return Row(name, statistics.median(times), times[int(len(times) * 0.99)], len(times))
-
-
-def filled(prompts: list[Prompt], spare_pages: int = 0) -> tuple[PrefixCache, PagePool]:
-    pool = PagePool(sum(prompt.num_pages for prompt in prompts) + spare_pages)
+def filled(prompts: list[Prompt]) -> tuple[PrefixCache, PagePool]:
+    pool = PagePool(sum(prompt.num_pages for prompt in prompts))
     cache = PrefixCache(PAGE_SIZE, (pool,))
     for prompt in prompts:
         serve(cache, pool, prompt)
@@ -116,7 +88,7 @@ def conversation(rng: random.Random, turns: int, turn_len: int) -> list[Prompt]:
     return prompts
 
 
-def measure_long_prefixes(rng: random.Random) -> list[Row]:
+def measure_long_prefixes(rng: random.Random) -> list[CallTimes]:
     prompts = workload(rng)
     pool = PagePool(2 * sum(prompt.num_pages for prompt in prompts))
     cache = PrefixCache(PAGE_SIZE, (pool,))
@@ -132,7 +104,7 @@ def measure_long_prefixes(rng: random.Random) -> list[Row]:
     return rows
 
 
-def measure_deep_tree(rng: random.Random) -> list[Row]:
+def measure_deep_tree(rng: random.Random) -> list[CallTimes]:
     prompts = conversation(rng, 200, 256)
     pool = PagePool(prompts[-1].num_pages)
     cache = PrefixCache(PAGE_SIZE, (pool,))
@@ -142,14 +114,14 @@ def measure_deep_tree(rng: random.Random) -> list[Row]:
     return rows
 
 
-def measure_eviction(rng: random.Random, count: int, leaf_len: int) -> Row:
+def measure_eviction(rng: random.Random, count: int, leaf_len: int) -> CallTimes:
     cache, _ = filled(leaves(rng, count, leaf_len))
     calls = min(200, cache.evictable_pages(0) // EVICT_PAGES)
     name = f"evict 8192 tokens, {count} leaves of {leaf_len}"
     return timed(name, [lambda: cache.evict((EVICT_PAGES,))] * calls)
 
 
-def measure_pool() -> list[Row]:
+def measure_pool() -> list[CallTimes]:
     pool = PagePool(100_000)
     taken = [pool.allocate(EVICT_PAGES) or () for _ in range(500)]
     frees = timed("pool.free, 128 pages", [partial(pool.free, t) for t in taken])
@@ -179,16 +151,8 @@ def main() -> None:
     rows = measure_long_prefixes(rng) + measure_deep_tree(rng) + measure_pool()
     rows += [measure_eviction(rng, count, leaf_len) for count, leaf_len in ((1000, 4500), (10_000, 4500), (10_000, 64))]
     memory = measure_memory(rng)
-    if as_json:
-        times = {row.name: {"p50_us": row.p50, "p99_us": row.p99, "samples": row.samples} for row in rows}
-        print(json.dumps({"times": times, "memory": memory}, indent=2))
-        return
-    print(f"{'operation':<52}{'p50 us':>10}{'p99 us':>10}{'samples':>9}")
-    for row in rows:
-        print(f"{row.name:<52}{row.p50:>10.1f}{row.p99:>10.1f}{row.samples:>9}")
-    print(
-        f"tree of {memory['pages']:,} pages: {memory['tree_mib']:.1f} MiB, {memory['bytes_per_page']:.0f} bytes a page"
-    )
+    summary = f"{memory['tree_mib']:.1f} MiB, {memory['bytes_per_page']:.0f} bytes a page"
+    print_times(rows, memory, f"tree of {memory['pages']:,} pages: {summary}", as_json=as_json)
 
 
 if __name__ == "__main__":

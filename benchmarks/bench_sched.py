@@ -8,16 +8,11 @@ is plan() and commit(), with the executor's answer made up. Times are microsecon
 
 import argparse
 import cProfile
-import gc
-import json
 import pstats
 import random
-import statistics
-import time
 import tracemalloc
-from collections.abc import Callable
-from dataclasses import dataclass
 
+from benchmarks.call_times import CallTimes, print_times, timed
 from deltaserve.control.cache.allocator import PagePool
 from deltaserve.control.cache.prefix_cache import PrefixCache
 from deltaserve.control.sched.budget import Budget
@@ -36,16 +31,6 @@ PREFIX_LEN, SUFFIX_LEN = 45_500, 4_500
 NUM_STEPS, NUM_TURNS = 500, 200
 SPACE = Namespace("bench")
 SEED = seed_key(b"secret", "model", PAGE_SIZE, SPACE)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One measured operation; times in microseconds."""
-
-    name: str
-    p50: float
-    p99: float
-    samples: int
 
 
 class Bench:
@@ -127,22 +112,7 @@ def answer(plan: StepPlan) -> StepResult:
     return StepResult(plan.step, others, decoded=pack_u32([7]) * plan.num_going_on)
 
 
-def timed(name: str, calls: int, call: Callable[[], object], before: Callable[[], object] = lambda: None) -> Row:
-    """Time `call`, with `before` done each time and not counted; without the cyclic collector."""
-    gc.collect()
-    gc.disable()
-    times = []
-    for _ in range(calls):
-        before()
-        start = time.perf_counter_ns()
-        call()
-        times.append((time.perf_counter_ns() - start) / 1000)
-    gc.enable()
-    times.sort()
-    return Row(name, statistics.median(times), times[int(len(times) * 0.99)], len(times))
-
-
-def measure(rng: random.Random) -> list[Row]:
+def measure(rng: random.Random) -> list[CallTimes]:
     bench = Bench(rng)
     bench.fill()
     scheduler = bench.scheduler
@@ -169,16 +139,16 @@ def measure(rng: random.Random) -> list[Row]:
         if plans:
             scheduler.steps.commit(answer(plans.pop()))
 
-    rows = [timed(f"plan + commit, {NUM_REQUESTS} decode rows, steady", NUM_STEPS, plan_and_commit)]
-    rows.append(timed("plan, steady", NUM_STEPS // 2, plan, finish_plan))
+    rows = [timed(f"plan + commit, {NUM_REQUESTS} decode rows, steady", [plan_and_commit] * NUM_STEPS)]
+    rows.append(timed("plan, steady", [plan] * (NUM_STEPS // 2), finish_plan))
     finish_plan()
-    rows.append(timed("commit, steady", NUM_STEPS // 2, commit, prepare_commit))
-    rows.append(timed("plan + commit, one request replaced before", NUM_TURNS, plan_and_commit, bench.turn))
-    rows.append(timed("finish + land + admit of one request", NUM_TURNS, bench.turn, plan_and_commit))
+    rows.append(timed("commit, steady", [commit] * (NUM_STEPS // 2), prepare_commit))
+    rows.append(timed("plan + commit, one request replaced before", [plan_and_commit] * NUM_TURNS, bench.turn))
+    rows.append(timed("finish + land + admit of one request", [bench.turn] * NUM_TURNS, plan_and_commit))
     waiting = [bench.request(index % NUM_PREFIXES) for index in range(64)]
     for request in waiting:
         scheduler.waiting.add(request)
-    rows.append(timed("admit, 64 waiting and no row free", NUM_TURNS, lambda: scheduler.waiting.admit(0.0)))
+    rows.append(timed("admit, 64 waiting and no row free", [lambda: scheduler.waiting.admit(0.0)] * NUM_TURNS))
     return rows
 
 
@@ -213,14 +183,8 @@ def main() -> None:
         profile(random.Random(0))
         return
     rows, memory = measure(random.Random(0)), measure_memory(random.Random(0))
-    if args.json:
-        times = {row.name: {"p50_us": row.p50, "p99_us": row.p99, "samples": row.samples} for row in rows}
-        print(json.dumps({"times": times, "memory": memory}, indent=2))
-        return
-    print(f"{'operation':<52}{'p50 us':>10}{'p99 us':>10}{'samples':>9}")
-    for row in rows:
-        print(f"{row.name:<52}{row.p50:>10.1f}{row.p99:>10.1f}{row.samples:>9}")
-    print(f"128 requests: {memory['total_mib']:.1f} MiB, of it token ids {memory['token_ids_mib']:.1f} MiB")
+    summary = f"128 requests: {memory['total_mib']:.1f} MiB, of it token ids {memory['token_ids_mib']:.1f} MiB"
+    print_times(rows, memory, summary, as_json=args.json)
 
 
 if __name__ == "__main__":
