@@ -25,9 +25,9 @@ def codes_of(kind: str, rows: Array) -> Codes:
     return Codes(torch.from_numpy(codes.reshape(count, -1)), torch.from_numpy(scales.reshape(count, -1)), some)
 
 
-def _halves(data: Array, start: int, count: int = 1) -> Array:
-    """The float16 numbers from `start` on."""
-    return data[:, start : start + 2 * count].copy().view(np.float16)
+def _half(data: Array, start: int) -> Array:
+    """The float16 number that begins at byte `start`: [blocks, 1]."""
+    return data[:, start : start + 2].copy().view(np.float16)
 
 
 def _low_then_high(data: Array) -> Array:
@@ -41,23 +41,23 @@ def _fifth_bits(data: Array) -> Array:
 
 
 def _q8_0(data: Array) -> tuple[Array, Array, Array | None]:
-    return data[:, 2:] ^ 128, _halves(data, 0), None
+    return data[:, 2:] ^ 128, _half(data, 0), None
 
 
 def _q4_0(data: Array) -> tuple[Array, Array, Array | None]:
-    return _low_then_high(data[:, 2:]), _halves(data, 0), None
+    return _low_then_high(data[:, 2:]), _half(data, 0), None
 
 
 def _q4_1(data: Array) -> tuple[Array, Array, Array | None]:
-    return _low_then_high(data[:, 4:]), _halves(data, 0), _halves(data, 2)
+    return _low_then_high(data[:, 4:]), _half(data, 0), _half(data, 2)
 
 
 def _q5_0(data: Array) -> tuple[Array, Array, Array | None]:
-    return _low_then_high(data[:, 6:]) | _fifth_bits(data[:, 2:6]), _halves(data, 0), None
+    return _low_then_high(data[:, 6:]) | _fifth_bits(data[:, 2:6]), _half(data, 0), None
 
 
 def _q5_1(data: Array) -> tuple[Array, Array, Array | None]:
-    return _low_then_high(data[:, 8:]) | _fifth_bits(data[:, 4:8]), _halves(data, 0), _halves(data, 2)
+    return _low_then_high(data[:, 8:]) | _fifth_bits(data[:, 4:8]), _half(data, 0), _half(data, 2)
 
 
 def _quarters(data: Array) -> Array:
@@ -68,7 +68,7 @@ def _quarters(data: Array) -> Array:
 
 
 def _q2_k(data: Array) -> tuple[Array, Array, Array | None]:
-    scales, d, least = data[:, :16], _halves(data, 80).astype(np.float32), _halves(data, 82).astype(np.float32)
+    scales, d, least = data[:, :16], _half(data, 80).astype(np.float32), _half(data, 82).astype(np.float32)
     return _quarters(data[:, 16:80]), d * (scales & 15), -least * (scales >> 4)
 
 
@@ -79,7 +79,7 @@ def _q3_k(data: Array) -> tuple[Array, Array, Array | None]:
     low_bits = _low_then_high(packed[:, :8])
     high_bits = (packed[:, None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3).reshape(-1, 16)
     scales = (low_bits | high_bits << 4).astype(np.int32) - 32
-    return _quarters(low) | third, _halves(data, 108).astype(np.float32) * scales.astype(np.float32), None
+    return _quarters(low) | third, _half(data, 108).astype(np.float32) * scales.astype(np.float32), None
 
 
 def _scales_of_6_bits(packed: Array) -> tuple[Array, Array]:
@@ -92,7 +92,7 @@ def _scales_of_6_bits(packed: Array) -> tuple[Array, Array]:
 def _scaled_k(data: Array) -> tuple[Array, Array]:
     """Scales and offsets of Q4_K and Q5_K."""
     scales, offsets = _scales_of_6_bits(data[:, 4:16])
-    return _halves(data, 0).astype(np.float32) * scales, -_halves(data, 2).astype(np.float32) * offsets
+    return _half(data, 0).astype(np.float32) * scales, -_half(data, 2).astype(np.float32) * offsets
 
 
 def _halves_by_32(data: Array) -> Array:
@@ -115,7 +115,7 @@ def _q6_k(data: Array) -> tuple[Array, Array, Array | None]:
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
     high = (data[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 256) << 4
     scales = data[:, 192:208].copy().view(np.int8).astype(np.float32)
-    return low | high, _halves(data, 208).astype(np.float32) * scales, None
+    return low | high, _half(data, 208).astype(np.float32) * scales, None
 
 
 _SPLITS: Mapping[str, _Split] = {
