@@ -1,6 +1,7 @@
 """The processes that take requests: one, or several on one port that each know all workers."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -20,17 +21,14 @@ def front_specs(spec: FrontSpec, settings: Settings) -> list[FrontSpec]:
     count = settings.network.fronts
     if count == 1:
         return [spec]
-    share = -(-spec.max_queue // count)
+    share = -(-spec.server.max_queue // count)
     return [
         msgspec.structs.replace(
             spec,
             name=f"{spec.name}-{index}",
-            num_fronts=count,
-            max_queue=share,
-            admin_host=address[0],
-            admin_port=address[1],
+            server=replace(spec.server, num_fronts=count, max_queue=share, admin_host=host, admin_port=port),
         )
-        for index, address in enumerate(admin_addresses(settings))
+        for index, (host, port) in enumerate(admin_addresses(settings))
     ]
 
 

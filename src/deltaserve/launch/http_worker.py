@@ -5,6 +5,7 @@ server/half.py.
 """
 
 import os
+from dataclasses import replace
 
 import msgspec
 
@@ -31,7 +32,8 @@ from deltaserve.launch.worker_command import (
 )
 from deltaserve.process.children.child_events import AllReady, ChildEvent
 from deltaserve.process.children.private_folder import private_folder
-from deltaserve.process.front.front_spec import FrontSpec, FrontWorker, HalfSpec, front_child
+from deltaserve.process.front.front_spec import FrontSpec, FrontWorker, front_child
+from deltaserve.server.settings import Half
 from deltaserve.settings.config import Settings
 from deltaserve.settings.resolve import auto_values
 from deltaserve.settings.urls import api_url
@@ -79,18 +81,13 @@ def as_front(settings: Settings) -> Settings:
 
 def _front(own: Settings, prepared: PreparedWorker, role: Role, worker: str) -> FrontSpec:
     host, _, port = advertised(own).rpartition(":")
+    resolved = prepared.resolved
+    half = Half(role, host, int(port), trusted_network(own), resolved.tp_size, resolved.max_running_requests)
     front = front_spec(own, prepared.checkpoint, prepared.secret_path)
     return msgspec.structs.replace(
         front,
         name=front_name(own),
         log=msgspec.structs.replace(front.log, is_seen=True),
         workers=(FrontWorker(name=worker, role=role),),
-        half=HalfSpec(
-            role=role,
-            host=host,
-            port=int(port),
-            network=trusted_network(own),
-            tp_size=prepared.resolved.tp_size,
-            max_running=prepared.resolved.max_running_requests,
-        ),
+        server=replace(front.server, half=half),
     )

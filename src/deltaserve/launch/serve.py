@@ -49,7 +49,7 @@ from deltaserve.process.children.terminal import Say, say, say_in_json
 from deltaserve.process.front.front_spec import FrontSpec, FrontWorker, front_child
 from deltaserve.process.front.secrets import read_api_keys, read_cluster_key
 from deltaserve.process.worker.worker_spec import WorkerSpec
-from deltaserve.server.settings import TlsFiles
+from deltaserve.server.settings import HttpLimits, ServerSettings, StreamTimes, TlsFiles
 from deltaserve.server.sockets import check_certificate
 from deltaserve.server.text.answers.answer_choice import AUTO, NONE, Parsers, name_of
 from deltaserve.server.text.text_codec import SamplingDefaults, TextCodec
@@ -259,8 +259,8 @@ def check_front(settings: Settings, checkpoint: Checkpoint) -> FrontText:
         template=None if template is None else Path(template),
         parsers=Parsers(settings.model.tool_call_parser, settings.model.reasoning_parser),
     )
-    if settings.network.ssl_certfile is not None:
-        check_certificate(TlsFiles(settings.network.ssl_certfile, settings.network.ssl_keyfile))
+    if (tls := _tls_files(settings)) is not None:
+        check_certificate(tls)
     if settings.security.api_key_file is not None:
         read_api_keys(Path(settings.security.api_key_file))
     names = [name_of(each) or NONE for each in (codec.answers.calls, codec.answers.reasoning)]
@@ -269,43 +269,59 @@ def check_front(settings: Settings, checkpoint: Checkpoint) -> FrontText:
 
 def front_spec(settings: Settings, checkpoint: Checkpoint, secret_path: Path) -> FrontSpec:
     """The front, its workers left out."""
-    scheduling = settings.scheduling
     return FrontSpec(
         model_path=str(checkpoint.path),
         model_overrides=checkpoint.overrides,
-        model_names=tuple(dict.fromkeys((settings.model.served_model_name or checkpoint.name).split(","))),
         tokenizer=checkpoint.tokenizer,
         kv_bytes_per_token=moved_bytes_per_token(settings, checkpoint),
         secret_path=str(secret_path),
-        curve=True,
-        host=settings.network.host,
-        port=settings.network.port,
-        admin_host=settings.network.admin_host,
-        admin_port=settings.network.admin_port,
         api_key_file=settings.security.api_key_file,
-        uds=settings.network.uds,
-        ssl_certfile=settings.network.ssl_certfile,
-        ssl_keyfile=settings.network.ssl_keyfile,
-        allowed_origins=tuple(filter(None, (settings.network.allowed_origins or "").split(","))),
         chat_template=settings.model.chat_template,
         tool_call_parser=settings.model.tool_call_parser,
         reasoning_parser=settings.model.reasoning_parser,
-        given_path=settings.model.model_path,
-        max_queue=scheduling.max_queued_requests,
-        allowed_hosts=tuple(filter(None, (settings.network.allowed_hosts or "").split(","))),
-        max_connections_per_address=settings.network.max_connections_per_address,
-        default_max_tokens=scheduling.default_max_tokens,
         sampling_defaults=settings.model.sampling_defaults,
-        stream_interval=scheduling.stream_interval,
-        default_deadline_s=scheduling.request_timeout_s,
-        slow_reader_s=scheduling.slow_reader_timeout_s,
-        conditional_prefill=settings.disaggregation.conditional_prefill == "auto",
-        grace_s=settings.process.shutdown_grace_s,
-        traces_url=settings.logging.otlp_traces_endpoint,
-        metrics_names=tuple(filter(None, (settings.logging.metrics_names or "").split(","))),
-        shows_metrics=settings.logging.metrics_on_api_port,
         log=log_spec(settings),
+        conditional_prefill=settings.disaggregation.conditional_prefill == "auto",
+        traces_url=settings.logging.otlp_traces_endpoint,
+        server=_server_settings(settings, checkpoint),
     )
+
+
+def _server_settings(settings: Settings, checkpoint: Checkpoint) -> ServerSettings:
+    scheduling, network = settings.scheduling, settings.network
+    name, *others = dict.fromkeys((settings.model.served_model_name or checkpoint.name).split(","))
+    return ServerSettings(
+        model_name=name,
+        other_names=tuple(others),
+        model_path=settings.model.model_path,
+        host=network.host,
+        port=network.port,
+        uds=network.uds,
+        tls=_tls_files(settings),
+        admin_host=network.admin_host,
+        admin_port=network.admin_port,
+        metrics_names=_listed(settings.logging.metrics_names),
+        shows_metrics=settings.logging.metrics_on_api_port,
+        allowed_hosts=_listed(network.allowed_hosts),
+        allowed_origins=_listed(network.allowed_origins),
+        http=HttpLimits(max_connections_per_address=network.max_connections_per_address),
+        default_max_tokens=scheduling.default_max_tokens,
+        max_queue=scheduling.max_queued_requests,
+        stream_interval=scheduling.stream_interval,
+        stream_times=StreamTimes(stall_s=scheduling.slow_reader_timeout_s),
+        default_deadline_s=scheduling.request_timeout_s,
+        max_deadline_s=max(3600.0, scheduling.request_timeout_s),
+        grace_s=settings.process.shutdown_grace_s,
+    )
+
+
+def _tls_files(settings: Settings) -> TlsFiles | None:
+    network = settings.network
+    return None if network.ssl_certfile is None else TlsFiles(network.ssl_certfile, network.ssl_keyfile)
+
+
+def _listed(words: str | None) -> tuple[str, ...]:
+    return tuple(filter(None, (words or "").split(",")))
 
 
 def moved_bytes_per_token(settings: Settings, checkpoint: Checkpoint) -> float:

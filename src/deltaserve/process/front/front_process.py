@@ -34,7 +34,7 @@ from deltaserve.process.links.security import LinkSecurity
 from deltaserve.server.app import create_app
 from deltaserve.server.heap import return_large_blocks
 from deltaserve.server.listening import Listening, serve
-from deltaserve.server.settings import Half, HttpLimits, ServerSettings, StreamTimes, TlsFiles
+from deltaserve.server.settings import ServerSettings
 from deltaserve.server.spans import SpanSink
 from deltaserve.server.text.answers.answer_choice import Parsers
 from deltaserve.server.text.text_codec import TextCodec
@@ -65,7 +65,7 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
     secret = read_cluster_key(Path(spec.secret_path))
     with telling_shortage():
         text = _codec(spec)
-        links = Links(LinkSecurity.from_cluster_key(secret) if spec.curve else None)
+        links = Links(LinkSecurity.from_cluster_key(secret))
     members = members_of(spec.workers, () if parent is None else parent.welcome.peers)
     engine = RouterEngine(_front_config(spec, boot, secret, members), links)
     spans = None if spec.traces_url is None else _span_sink(spec.traces_url, spec.name)
@@ -87,7 +87,7 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
 
     def on_listening(where: Listening) -> None:
         announce = (
-            _tell_user(engine, where.url, stop, speaker, spec.grace_s)
+            _tell_user(engine, where.url, stop, speaker, settings.grace_s)
             if parent is None
             else _tell_parent(engine, where.url, boot, parent, waits_for_others=_waits_for_others(spec))
         )
@@ -191,33 +191,8 @@ def _hear(parent: Parent, engine: RouterEngine, members: Mapping[PeerName, Membe
 
 
 def _settings(spec: FrontSpec) -> ServerSettings:
-    return ServerSettings(
-        model_name=spec.model_names[0],
-        other_names=spec.model_names[1:],
-        host=spec.host,
-        port=spec.port,
-        admin_host=spec.admin_host,
-        admin_port=spec.admin_port,
-        api_keys=read_api_keys(Path(spec.api_key_file)) if spec.api_key_file else (),
-        allowed_hosts=spec.allowed_hosts,
-        allowed_origins=spec.allowed_origins,
-        uds=spec.uds,
-        tls=None if spec.ssl_certfile is None else TlsFiles(spec.ssl_certfile, spec.ssl_keyfile),
-        model_path=spec.given_path,
-        http=HttpLimits(max_connections_per_address=spec.max_connections_per_address),
-        num_fronts=spec.num_fronts,
-        metrics_names=spec.metrics_names,
-        shows_metrics=spec.shows_metrics,
-        num_workers=len(spec.workers),
-        half=None if spec.half is None else Half(**msgspec.structs.asdict(spec.half)),
-        max_queue=spec.max_queue,
-        default_max_tokens=spec.default_max_tokens,
-        stream_interval=spec.stream_interval,
-        default_deadline_s=spec.default_deadline_s,
-        stream_times=StreamTimes(stall_s=spec.slow_reader_s),
-        grace_s=spec.grace_s,
-        max_deadline_s=max(3600.0, spec.default_deadline_s),
-    )
+    keys = read_api_keys(Path(spec.api_key_file)) if spec.api_key_file else ()
+    return replace(spec.server, api_keys=keys, num_workers=len(spec.workers))
 
 
 def _front_config(spec: FrontSpec, boot: Boot, secret: bytes, members: tuple[Member, ...]) -> FrontConfig:
@@ -229,7 +204,7 @@ def _front_config(spec: FrontSpec, boot: Boot, secret: bytes, members: tuple[Mem
         tokenizer=spec.tokenizer,
         kv_bytes_per_token=spec.kv_bytes_per_token,
         conditional_prefill=spec.conditional_prefill,
-        half=None if spec.half is None else spec.half.role,
+        half=None if spec.server.half is None else spec.server.half.role,
     )
 
 

@@ -1,4 +1,4 @@
-"""What a front process is told, and how it is started: nothing here imports the server, so that the
+"""What a front process is told, and how it is started: of the server only its settings are imported here, so that the
 supervisor starts sooner and stays smaller."""
 
 import sys
@@ -10,6 +10,7 @@ from deltaserve.core.ids import Role
 from deltaserve.core.sampling import SamplingSource
 from deltaserve.process.children.child import ChildSpec, Kind
 from deltaserve.process.children.terminal import LogSpec
+from deltaserve.server.settings import ServerSettings
 
 
 class FrontWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,17 +24,6 @@ class FrontWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Name of the expert group that the worker is in; None: in none."""
 
 
-class HalfSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The one worker that a front speaks for: see server/settings.py."""
-
-    role: Role
-    host: str
-    port: int
-    network: str
-    tp_size: int
-    max_running: int
-
-
 class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a front process is told: resolved and checked by the command line."""
 
@@ -41,47 +31,21 @@ class FrontSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Name as the workers know it: no two fronts of the same workers may share one."""
     model_path: str
     model_overrides: str | None = None
-    given_path: str | None
-    """The model's folder as the command line names it: clients may call the model by it."""
-    model_names: tuple[str, ...]
-    """The first is what answers call the model."""
     tokenizer: str
     """Hash of tokenizer, chat template and end tokens, as workers say it."""
     kv_bytes_per_token: float
     secret_path: str
-    host: str
-    port: int
-    admin_host: str | None
-    admin_port: int | None
     api_key_file: str | None
-    max_queue: int
-    allowed_hosts: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
-    uds: str | None = None
-    ssl_certfile: str | None = None
-    ssl_keyfile: str | None = None
     chat_template: str | None = None
     tool_call_parser: str
     reasoning_parser: str
-    max_connections_per_address: int | None
-    default_max_tokens: int | None
     sampling_defaults: SamplingSource
-    stream_interval: int
-    default_deadline_s: float
-    slow_reader_s: float
-    grace_s: float
     log: LogSpec
-    curve: bool = False
     conditional_prefill: bool = False
-    metrics_names: tuple[str, ...] = ()
     traces_url: str | None = None
     """Collector that spans of requests go to."""
-    shows_metrics: bool = False
-    """Whether metrics need no key."""
-    num_fronts: int = 1
-    """Processes that listen on the API's port."""
-    half: HalfSpec | None = None
-    """None: it chooses pairs of workers itself."""
+    server: ServerSettings
+    """Without its keys, which only their own file holds, and the number of workers."""
     workers: tuple[FrontWorker, ...] = ()
     workers_file: str | None = None
     """File of further workers, which come and go."""
