@@ -45,6 +45,9 @@ from deltaserve.process.children.notices import (
     Welcome,
 )
 
+_TAIL_LINES = 20
+"""Last lines of a child's output that are shown when it ends unexpectedly."""
+
 
 @dataclass(frozen=True, slots=True)
 class SupervisorOptions:
@@ -65,8 +68,6 @@ class SupervisorOptions:
     """Most bytes of one child's log; as much again of what it wrote before is kept beside it."""
     look_s: float = 10.0
     """How often the sizes of logs are looked at, and whether a child is stopped."""
-    tail_lines: int = 20
-    """Last lines of a child's output that are shown when it ends unexpectedly."""
 
 
 @dataclass(slots=True)
@@ -333,7 +334,7 @@ class Supervisor:
         self._selector.unregister(child.pidfd)
         if not child.is_mute:
             self._selector.unregister(child.channel_fd)
-        tail = child.log.tail(self._options.tail_lines)
+        tail = child.log.tail(_TAIL_LINES)
         code = child.reap()
         watched.child, watched.is_ready, watched.kill_at = None, False, None
         self._tell_others(watched.spec.name, PeerDown(watched.spec.name))

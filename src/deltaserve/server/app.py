@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -31,12 +30,11 @@ def create_app(
     engine: Engine,
     text: TextCodec,
     settings: ServerSettings,
-    registry: CollectorRegistry | None = None,
     spans: SpanSink | None = None,
 ) -> Starlette:
     """The public application. Its `state.front` is shared with `create_admin_app`. `spans`: where those of requests
     go."""
-    front = Front.build(engine, text, settings, registry or CollectorRegistry(), spans)
+    front = Front.build(engine, text, settings, spans)
     # Where both are, the admin routes' own /server_info is the one that tells all.
     metrics = (OPEN_METRICS,) if settings.shows_metrics and settings.admin_address else ()
     app = _application(front, PAGES + metrics + (PUBLIC if settings.admin_address else ADMIN + PUBLIC), Right.API)

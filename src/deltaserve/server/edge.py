@@ -23,11 +23,13 @@ from deltaserve.server.hosts import allowed_hosts, host_name, is_own_name
 from deltaserve.server.read import CALLER, ID_CHARACTERS, Caller, new_request_id
 from deltaserve.server.replies import error_reply
 from deltaserve.server.routes import ID_HEADERS, Access, HttpRoute
-from deltaserve.server.settings import ApiKey, HttpLimits, Right
+from deltaserve.server.settings import ApiKey, Right
 
 _log = logging.getLogger("deltaserve.server")
 _SAFE_ID = re.compile(rf"[{ID_CHARACTERS}]{{1,128}}\Z")
 OTHER_PATH = "other"
+_MAX_HEADER_BYTES, _MAX_HEADERS = 16 * 1024, 100
+_MAX_URI_BYTES = 8 * 1024
 
 _SINGLE = (b"authorization", b"x-api-key", b"content-type", b"content-encoding", b"x-deadline-seconds")
 """What a proxy in front of us may read the first of, and we the last."""
@@ -56,7 +58,7 @@ class Edge:
         trace = _trace(scope)
         reply = _Reply(send, _request_id(scope), trace, route)
         try:
-            headers = _checked_headers(scope, self._front.settings.http)
+            headers = _checked_headers(scope)
             self._check_host(access, headers)
             key = self._authenticate(access, headers)
             namespace = key.namespace if key else DEFAULT_NAMESPACE
@@ -162,15 +164,15 @@ def _request_id(scope: Scope) -> str:
     return given if _SAFE_ID.match(given) else new_request_id()
 
 
-def _checked_headers(scope: Scope, limits: HttpLimits) -> Mapping[bytes, bytes]:
+def _checked_headers(scope: Scope) -> Mapping[bytes, bytes]:
     """Headers by name. Raises ApiError 400, 414, 431."""
     pairs: list[tuple[bytes, bytes]] = list(scope["headers"])
     uri_bytes = len(scope.get("raw_path") or scope["path"].encode()) + len(scope["query_string"])
-    if uri_bytes > limits.max_uri_bytes:
-        raise _closing(414, "uri_too_long", f"the URI is longer than {limits.max_uri_bytes} bytes")
+    if uri_bytes > _MAX_URI_BYTES:
+        raise _closing(414, "uri_too_long", f"the URI is longer than {_MAX_URI_BYTES} bytes")
     num_bytes = sum(len(name) + len(value) + 4 for name, value in pairs)
-    if len(pairs) > limits.max_headers or num_bytes > limits.max_header_bytes:
-        most = f"{limits.max_headers} headers, {limits.max_header_bytes} bytes"
+    if len(pairs) > _MAX_HEADERS or num_bytes > _MAX_HEADER_BYTES:
+        most = f"{_MAX_HEADERS} headers, {_MAX_HEADER_BYTES} bytes"
         raise _closing(431, "headers_too_large", f"at most {most} are allowed")
     headers = dict(pairs)
     for name in _SINGLE:

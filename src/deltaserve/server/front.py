@@ -24,6 +24,9 @@ from deltaserve.server.stream import OpenRooms, Runner
 from deltaserve.server.structured_output import GrammarCheck
 from deltaserve.server.text.text_codec import TextCodec
 
+_NUM_TEXT_THREADS = 8
+"""Threads that read, render and tokenize large requests; more of them wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class Front:
@@ -50,14 +53,13 @@ class Front:
         engine: Engine,
         text: TextCodec,
         settings: ServerSettings,
-        registry: CollectorRegistry,
         spans: SpanSink | None = None,
     ) -> "Front":
         """Make the parts of a front and wire them together. `spans`: where those of requests go."""
-        admission = Admission(settings)
+        registry, admission = CollectorRegistry(), Admission(settings)
         foreign = ForeignMetrics(registry, settings.metrics_names, settings.model_name)
         metrics = ServerMetrics(registry, engine.stats, admission, foreign)
-        threads = TextThreads(settings.num_text_threads)
+        threads = TextThreads(_NUM_TEXT_THREADS)
         return Front(
             engine=engine,
             text=text,

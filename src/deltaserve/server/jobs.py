@@ -26,8 +26,7 @@ from deltaserve.server.text.sample_text import TextOptions
 from deltaserve.server.text.text_codec import TextCodec
 
 MAX_SALT_BYTES = 256
-
-
+_MAX_N = 128
 _MAX_HINTED_S = 31_536_000
 """A year: what is meant is a number of seconds, and no date."""
 
@@ -231,8 +230,8 @@ def compose(
     beside it. Raises ApiError 400."""
     grammar = None if constraint is None else constraint.grammar
     num_each = 1 if body.n is None else body.n
-    if not 1 <= num_each <= asker.settings.max_n:
-        raise invalid("n", f"n is {excerpt(num_each)}, allowed is 1..{asker.settings.max_n}")
+    if not 1 <= num_each <= _MAX_N:
+        raise invalid("n", f"n is {excerpt(num_each)}, allowed is 1..{_MAX_N}")
     num_samples, most = len(prompts) * num_each, asker.settings.max_samples
     if num_samples > most:
         raise invalid("prompt", f"{len(prompts)} prompts make {num_samples} samples, at most {most} are allowed")

@@ -89,7 +89,7 @@ async def serve(
     turns = ParseTurns()
     servers = [_server(app, settings, connections.api, turns)]
     if settings.admin_address is not None:
-        sockets.append(listen_on(*settings.admin_address, settings.http.send_buffer_bytes))
+        sockets.append(listen_on(*settings.admin_address))
         servers.append(_server(create_admin_app(app), settings, connections.admin, turns))
     runs = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
     try:

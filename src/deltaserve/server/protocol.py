@@ -32,7 +32,8 @@ _log = logging.getLogger("deltaserve.server")
 _UVICORN_LOG = "uvicorn.error.connections"
 REQUEST_TIMEOUT = 408
 """A client that was too slow with its body is not given more time for it."""
-
+_MAX_UNSENT_BYTES = 16 * 1024
+"""Most unsent bytes of one connection, beside its socket's buffer: with more, whoever makes an answer waits."""
 
 PROBE_CONNECTIONS = 16
 """Beyond the limit on connections, of each listener: whoever watches the server reaches it when it is crowded, too."""
@@ -164,7 +165,7 @@ class GuardedProtocol(H11Protocol):
         """Count the connection; one too many is there for a probe only."""
         super().connection_made(transport)
         self.flow = self._held_flow = _HeldFlow(transport)
-        transport.set_write_buffer_limits(high=self._limits.max_unsent_bytes)
+        transport.set_write_buffer_limits(high=_MAX_UNSENT_BYTES)
         if self._is_one_too_many():
             self._is_extra = True
             self._extras.add(self)

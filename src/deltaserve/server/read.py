@@ -129,21 +129,21 @@ def values_bytes(body: bytes) -> int:
     return len(body) + _VALUE_BYTES * num_values + _OBJECT_BYTES * num_objects
 
 
-def parse_object(body: bytes, what: str = "the body") -> dict[str, object]:
-    """The JSON object in `body`, which errors call `what`. Raises ApiError 400 `invalid_json`: also for NaN, for
+def parse_object(body: bytes) -> dict[str, object]:
+    """The JSON object that a body is. Raises ApiError 400 `invalid_json`: also for NaN, for
     numbers no float holds, and for half a surrogate pair, which the parser calls truncated."""
     num_containers = body.count(b"[") + body.count(b"{")
     if num_containers > MAX_CONTAINERS:
-        raise ApiError(400, "invalid_json", f"{what} has more than {MAX_CONTAINERS} arrays and objects")
+        raise ApiError(400, "invalid_json", f"the body has more than {MAX_CONTAINERS} arrays and objects")
     if not body.strip():
-        raise ApiError(400, "invalid_json", f"{what} is empty: a JSON object is expected")
+        raise ApiError(400, "invalid_json", "the body is empty: a JSON object is expected")
     try:
         value = msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, "invalid_json", _half_pair(body) or f"{what} is not JSON ({_reason(error)})") from error
+        raise ApiError(400, "invalid_json", _half_pair(body) or f"the body is not JSON ({_reason(error)})") from error
     if not isinstance(value, dict):
-        raise ApiError(400, "invalid_json", f"{what} must be a JSON object")
-    if num_containers > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
+        raise ApiError(400, "invalid_json", "the body must be a JSON object")
+    if num_containers > MAX_DEPTH and _is_too_deep(value):
         raise ApiError(400, "invalid_json", f"arrays and objects stand in each other more than {MAX_DEPTH} deep")
     return value
 
@@ -152,10 +152,10 @@ def _reason(error: Exception) -> str:
     return str(error).removeprefix("JSON is malformed: ")[:100]
 
 
-def _is_deeper(value: object, most: int) -> bool:
-    """Whether more than `most` arrays and objects stand in each other."""
+def _is_too_deep(value: object) -> bool:
+    """Whether more than `MAX_DEPTH` arrays and objects stand in each other."""
     level = [value]
-    for _ in range(most):
+    for _ in range(MAX_DEPTH):
         inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
         level = [one for each in inner for one in each if isinstance(one, dict | list)]
         if not level:

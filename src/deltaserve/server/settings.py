@@ -58,17 +58,9 @@ class HttpLimits:
     max_values_bytes: int = 128 * 1024 * 1024
     """Most bytes of the values that bodies are read to, as estimated. One body may be more than that; then it is
     alone."""
-    max_header_bytes: int = 16 * 1024
-    max_headers: int = 100
-    max_uri_bytes: int = 8 * 1024
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     keep_alive_s: float = 30.0
-    send_buffer_bytes: int = 32 * 1024
-    """Send buffer of a connection's socket. The kernel would grow it to megabytes, and hide for as long that nobody
-    reads."""
-    max_unsent_bytes: int = 16 * 1024
-    """Most unsent bytes of one connection, beside its socket's buffer: with more, whoever makes an answer waits."""
     least_bytes_per_s: int = 4096
     """Mean rate at which a client takes the rest of a complete answer. Parts of a stream have `StreamTimes`."""
     linger_s: float = 5.0
@@ -138,9 +130,6 @@ class ServerSettings:
     """Prompt tokens of the requests that wait."""
     max_samples: int = 1024
     """Most samples of one request: prompts times `n`."""
-    max_n: int = 128
-    num_text_threads: int = 8
-    """Threads that read, render and tokenize large requests; more of them wait."""
     stream_interval: int = 1
     """Tokens between two events of a stream; the first token is never held."""
     stream_times: StreamTimes = field(default_factory=StreamTimes)

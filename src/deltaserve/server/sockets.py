@@ -12,17 +12,18 @@ from deltaserve.server.settings import ServerSettings, TlsFiles
 from deltaserve.settings.host_and_port import authority
 
 BACKLOG = 1024
+_SEND_BUFFER_BYTES = 32 * 1024
+"""Bytes that a connection buffers. The kernel would grow it to megabytes, and hide for as long that nobody reads."""
 
 
 def listen_for_api(settings: ServerSettings) -> socket.socket:
     """The socket of the API: on its Unix path, or its host and port. Raises ConfigError."""
     if settings.uds is None:
-        is_shared = settings.num_fronts > 1
-        return listen_on(settings.host, settings.port, settings.http.send_buffer_bytes, reuse_port=is_shared)
-    return _listen_on_path(settings.uds, settings.http.send_buffer_bytes)
+        return listen_on(settings.host, settings.port, reuse_port=settings.num_fronts > 1)
+    return _listen_on_path(settings.uds)
 
 
-def _listen_on_path(path: str, send_buffer_bytes: int) -> socket.socket:
+def _listen_on_path(path: str) -> socket.socket:
     """A Unix socket. One that a server left behind is taken over, one that somebody listens on is not."""
     sock = socket.socket(socket.AF_UNIX)
     try:
@@ -35,7 +36,7 @@ def _listen_on_path(path: str, send_buffer_bytes: int) -> socket.socket:
     except OSError as error:
         sock.close()
         raise ConfigError(f"--uds {path}: cannot listen there ({error.strerror or error})") from error
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     return sock
 
 
@@ -47,7 +48,7 @@ def _mode(path: str) -> int:
         return 0
 
 
-def listen_on(host: str, port: int, send_buffer_bytes: int, *, reuse_port: bool = False) -> socket.socket:
+def listen_on(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     """A socket on an address of this machine; port 0: any. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -60,7 +61,7 @@ def listen_on(host: str, port: int, send_buffer_bytes: int, *, reuse_port: bool 
     # Connections inherit both. asyncio sets the first only on sockets that were made with an explicit protocol, and
     # without it a stream's first event waits 40 ms for the client's acknowledgement of the head.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     return sock
 
 

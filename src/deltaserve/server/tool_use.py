@@ -69,7 +69,6 @@ def tool_use(
     only: Sequence[str] | None = None,
     *,
     is_parallel: bool = True,
-    choice_param: str = "tool_choice",
 ) -> ToolUse:
     """Checked. `mode`: by default auto where there are tools. `only`: names that may be called, all by default.
 
@@ -90,9 +89,9 @@ def tool_use(
         names.add(tool.name)
     unknown = next((name for name in only or () if name not in names), None)
     if unknown is not None:
-        raise invalid(choice_param, f"{excerpt(unknown)} is none of the tools")
+        raise invalid("tool_choice", f"{excerpt(unknown)} is none of the tools")
     if not tools and mode not in (None, CallMode.NONE, CallMode.AUTO):
-        raise invalid(choice_param, f"{choice_param} asks for a call, and there are no tools")
+        raise invalid("tool_choice", "tool_choice asks for a call, and there are no tools")
     if not tools:
         return ToolUse()
     return ToolUse(tuple(tools), mode or CallMode.AUTO, frozenset(names if only is None else only), is_parallel)

@@ -52,6 +52,7 @@ _CLOSE_LINGER_MS = 200
 _AFTER_BUG_S = 1.0
 _STILL_S = 10.0
 _LEAVE_GRACE_S = 30.0
+"""How long a worker that a list names no more may go on with what it has."""
 _TREES_S = 1.0
 """Longest wait for what workers tell of their trees: one that computes a long step answers behind it."""
 
@@ -59,14 +60,10 @@ _TREES_S = 1.0
 class RouterEngine:
     """Implements request.client.Engine over worker links. Made, used and closed inside one running event loop."""
 
-    def __init__(self, config: FrontConfig, links: Links, leave_grace_s: float = _LEAVE_GRACE_S) -> None:
-        """Takes over `links` and dials the configured workers at once. Raises ConfigError as FrontCore does.
-
-        `leave_grace_s`: how long a worker that a list names no more may go on with what it has.
-        """
+    def __init__(self, config: FrontConfig, links: Links) -> None:
+        """Takes over `links` and dials the configured workers at once. Raises ConfigError as FrontCore does."""
         self._core = FrontCore(config)
         self._roster = Roster(config.workers)
-        self._leave_grace_s = leave_grace_s
         self._loop = asyncio.get_running_loop()
         self._links = AsyncLinks(links, self._on_envelope, self._on_broken)
         self._streams: dict[Room, Stream] = {}
@@ -177,7 +174,7 @@ class RouterEngine:
             _log.info("%s joins, at %s", member.name, member.url)
         for name in changes.leaves:
             _log.info("%s is to leave: it gets no new requests", name)
-            self._handle(WorkerLeaves(name, self._leave_grace_s if grace_s is None else grace_s))
+            self._handle(WorkerLeaves(name, _LEAVE_GRACE_S if grace_s is None else grace_s))
 
     def limits(self) -> Limits | None:
         return self._core.limits(monotonic())

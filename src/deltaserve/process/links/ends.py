@@ -17,6 +17,7 @@ Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
 
 _HANDSHAKE_MS = 5_000
+_INBOX_FRAMES = 1000
 _HEARTBEAT_MS = 2_000
 _HEARTBEAT_TIMEOUT_MS = 6_000
 _RECONNECT_MS = 50
@@ -172,7 +173,7 @@ def _is_tcp(url: str) -> bool:
 def _open(context: Context, kind: int, limits: LinkLimits) -> Socket:
     socket = context.socket(kind)
     socket.sndhwm = limits.outbox_frames
-    socket.rcvhwm = limits.inbox_frames
+    socket.rcvhwm = _INBOX_FRAMES
     socket.maxmsgsize = limits.max_frame_bytes
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)

@@ -13,7 +13,6 @@ class LinkLimits:
     outbox_bytes: int = 8 << 20
     """Most bytes of frames of at least 64 KiB that have not left yet. One frame may exceed it when nothing else
     waits."""
-    inbox_frames: int = 1000
     redial_s: float = 1.0
     """Age from which on a dialled connection that takes no frame any more is given up and dialled anew."""
     silence_s: float = 6.0
@@ -23,9 +22,6 @@ class LinkLimits:
     """A longer one closes the connection before it is read."""
     frames_per_turn: int = 256
     """Frames taken from one socket before the others get their turn."""
-    strikes: int = 3
-    """Malformed frames within `strike_window_s` after which a link is ignored for that long."""
-    strike_window_s: float = 60.0
     max_names: int = 1024
     """Peers (and bad links) remembered on the listener."""
 

@@ -61,7 +61,7 @@ class Links:
         """Socket of a dialled peer |-> its name."""
         self._routes: OrderedDict[PeerName, tuple[bytes, ...]] = OrderedDict()  # the connection heard last comes first
         """Name |-> the listener's connection it was last seen on."""
-        self._strikes = Strikes(limits, clock)
+        self._strikes = Strikes(limits.max_names, clock)
         self._log = RareLog(logging.getLogger(__name__), clock, _LOG_EVERY_S)
         self._refused: Counter[PeerName] = Counter()
         """Handshakes in a row that ended before a dialled peer was there, over redials too."""

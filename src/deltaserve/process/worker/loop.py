@@ -33,6 +33,17 @@ from deltaserve.process.worker.transfer_thread import Reports, TransferThread
 
 _log = logging.getLogger(__name__)
 
+_MAX_WAIT_S = 0.5
+"""A turn is made at least that often: it is what the watchdog looks for."""
+_CHECK_EVERY_S = 5.0
+"""Pause between two self-checks of an idle instance."""
+_CHECK_EVERY_STEPS = 1000
+"""Steps between two self-checks of a busy one."""
+_LOOK_EVERY_S = 1.0
+"""Pause between two looks at pages in quarantine and at a step that does not end."""
+_TELL_EVERY_S = 10.0
+"""Pause between two lines about the load, while there is any."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
@@ -44,16 +55,6 @@ class LoopOptions:
     """A peer that leaves a revoke unanswered for so long is fenced."""
     step_stuck_after_s: float = 600.0
     """A step that takes longer never ends: the process does."""
-    max_wait_s: float = 0.5
-    """A turn is made at least that often: it is what the watchdog looks for."""
-    check_every_s: float = 5.0
-    """Pause between two self-checks of an idle instance."""
-    check_every_steps: int = 1000
-    """Steps between two self-checks of a busy one."""
-    look_every_s: float = 1.0
-    """Pause between two looks at pages in quarantine and at a step that does not end."""
-    tell_every_s: float = 10.0
-    """Pause between two lines about the load, while there is any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Loop:
         self._exit = Exit.OK
         self._next_check = 0.0
         self._next_look = 0.0
-        self._load_line = LoadLine(options.tell_every_s)
+        self._load_line = LoadLine(_TELL_EVERY_S)
         self._misfits: Mapping[PeerName, str] = {}
         """Misfits as they were told last."""
 
@@ -139,7 +140,7 @@ class Loop:
         self._look_after(now)
 
     def _wait_s(self, now: float) -> float:
-        latest = now + self._options.max_wait_s
+        latest = now + _MAX_WAIT_S
         due = self._driver.next_turn_at(now)
         return max(0.0, (latest if due is None else min(latest, due)) - now)
 
@@ -203,12 +204,12 @@ class Loop:
 
     def _look_after(self, now: float) -> None:
         num_steps = self._driver.num_steps
-        steps_due = num_steps > 0 and num_steps % self._options.check_every_steps == 0
+        steps_due = num_steps > 0 and num_steps % _CHECK_EVERY_STEPS == 0
         if now >= self._next_check and (self._driver.is_idle or steps_due) and self._exit is Exit.OK:
-            self._next_check = now + self._options.check_every_s
+            self._next_check = now + _CHECK_EVERY_S
             self._check(now)
         if now >= self._next_look:
-            self._next_look = now + self._options.look_every_s
+            self._next_look = now + _LOOK_EVERY_S
             metrics = self._driver.engine.metrics()
             self._check_quarantine(metrics, now)
             self._tell_misfits()
