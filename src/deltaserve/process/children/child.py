@@ -15,12 +15,12 @@ import msgspec
 
 from deltaserve.process.children.log_file import Output
 from deltaserve.process.children.notices import (
-    MAX_NOTICE_BYTES,
     PARENT_VARIABLE,
     ToChild,
     ToSupervisor,
     decode_from_child,
     encode_notice,
+    messages,
 )
 
 
@@ -140,13 +140,7 @@ class Child:
     def hear(self) -> list[ToSupervisor]:
         """What the child has said and was not heard yet. Sets `is_mute` when it has closed its end."""
         notices: list[ToSupervisor] = []
-        while not self.is_mute:
-            try:
-                data = self._channel.recv(MAX_NOTICE_BYTES)
-            except BlockingIOError:
-                break
-            except ConnectionResetError:  # it ended without reading all it was told; what it said follows
-                continue
+        for data in () if self.is_mute else messages(self._channel):
             self.is_mute = not data
             with suppress(msgspec.DecodeError):
                 notices += [decode_from_child(data)] if data else []

@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from deltaserve.process.children.exits import Exit, leave
-from deltaserve.process.children.fork_requests import NUM_DESCRIPTORS, ForkAnswer, ForkRequest, decode_fork, encode
-from deltaserve.process.children.notices import MAX_NOTICE_BYTES, PARENT_VARIABLE
+from deltaserve.process.children.notices import (
+    MAX_NOTICE_BYTES,
+    PARENT_VARIABLE,
+    ForkAnswer,
+    ForkRequest,
+    decode_from_supervisor,
+    encode_notice,
+)
 from deltaserve.process.children.parent import Parent
 from deltaserve.process.children.title import show_command
 
@@ -21,6 +27,7 @@ Run = Callable[[Sequence[str]], None]
 
 _TASKS = Path("/proc/self/task")
 _PID_BYTES = 8
+_NUM_DESCRIPTORS = 2
 
 
 def fork_on_request(parent: Parent, run: Run) -> NoReturn:
@@ -31,14 +38,15 @@ def fork_on_request(parent: Parent, run: Run) -> NoReturn:
     parent.ready("", 0)
     channel = parent.take_channel()
     while True:
-        data, descriptors, _, _ = socket.recv_fds(channel, MAX_NOTICE_BYTES, NUM_DESCRIPTORS)
+        data, descriptors, _, _ = socket.recv_fds(channel, MAX_NOTICE_BYTES, _NUM_DESCRIPTORS)
         if not data:
             leave(Exit.OK)
-        asked = decode_fork(data)
+        asked = decode_from_supervisor(data)
+        assert isinstance(asked, ForkRequest)
         pid = _fork_away(lambda: _become(asked, descriptors, channel, run))  # noqa: B023  # called before it returns
         for descriptor in descriptors:
             os.close(descriptor)
-        channel.send(encode(ForkAnswer(pid)))
+        channel.send(encode_notice(ForkAnswer(pid)))
 
 
 def _fork_away(become: Callable[[], None]) -> int | None:

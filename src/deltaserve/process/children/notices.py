@@ -1,5 +1,8 @@
 """What a supervisor and its children tell each other, one message per datagram of a private socket pair."""
 
+import socket
+from collections.abc import Iterator, Mapping
+
 import msgspec
 
 
@@ -27,6 +30,13 @@ class Refused(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     """Child: its configuration is wrong; it ends with exit code 2. One line a user can act on."""
 
     message: str
+
+
+class ForkAnswer(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Preload process: done; the new process is a child of the supervisor."""
+
+    pid: int | None
+    """None: it could not be forked."""
 
 
 class PeerUp(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -61,8 +71,19 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     """Boot of the last start of this child that served: the new one must be higher. 0: none did."""
 
 
-ToSupervisor = Progress | Ready | Rebooted | Refused
-ToChild = Welcome | PeerUp | PeerDown | PeerHalted
+class ForkRequest(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Supervisor, to its preload process: fork a process. With it come descriptors: its output, its channel."""
+
+    argv: tuple[str, ...]
+    """The command that the new process does in place of, and that `ps` shows."""
+    env: Mapping[str, str]
+    """Added to the preload process's own environment."""
+    supervisor: int
+    """Process id of who asks, and is to be its parent."""
+
+
+ToSupervisor = Progress | Ready | Rebooted | Refused | ForkAnswer
+ToChild = Welcome | PeerUp | PeerDown | PeerHalted | ForkRequest
 
 MAX_NOTICE_BYTES = 1 << 16
 PARENT_VARIABLE = "DS_PARENT"
@@ -70,7 +91,20 @@ PARENT_VARIABLE = "DS_PARENT"
 
 _encoder = msgspec.msgpack.Encoder()
 _to_supervisor: msgspec.msgpack.Decoder[ToSupervisor] = msgspec.msgpack.Decoder(ToSupervisor)
-_to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(Welcome | PeerUp | PeerDown | PeerHalted)
+_to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(ToChild)
+
+
+def messages(channel: socket.socket) -> Iterator[bytes]:
+    """What has come on a channel that does not block; the last is empty where the other side has closed its end."""
+    data = b" "
+    while data:
+        try:
+            data = channel.recv(MAX_NOTICE_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:  # it ended without reading all it was told; what it said follows
+            continue
+        yield data
 
 
 def encode_notice(notice: ToSupervisor | ToChild) -> bytes:

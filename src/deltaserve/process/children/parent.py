@@ -4,9 +4,12 @@ import ctypes
 import os
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
-from deltaserve.core.errors import ConfigError
+from deltaserve.core.errors import ConfigError, one_line
+from deltaserve.process.children.exits import Exit, ProcessOver, end_process, leave
 from deltaserve.process.children.notices import (
     MAX_NOTICE_BYTES,
     PARENT_VARIABLE,
@@ -19,7 +22,9 @@ from deltaserve.process.children.notices import (
     Welcome,
     decode_from_supervisor,
     encode_notice,
+    messages,
 )
+from deltaserve.process.children.terminal import say
 
 _PR_SET_PDEATHSIG = 1
 _MAX_TEXT = 2000
@@ -64,13 +69,7 @@ class Parent:
     def receive(self) -> list[ToChild]:
         """Notices that are there now. Sets `is_gone` at the end of the channel."""
         notices: list[ToChild] = []
-        while not self.is_gone:
-            try:
-                data = self._channel.recv(MAX_NOTICE_BYTES)
-            except BlockingIOError:
-                break
-            except ConnectionResetError:  # it ended without reading all it was told; what it said follows
-                continue
+        for data in () if self.is_gone else messages(self._channel):
             if data:
                 notices.append(decode_from_supervisor(data))
             else:
@@ -103,6 +102,31 @@ class Parent:
     def _tell(self, notice: ToSupervisor) -> None:
         with suppress(BlockingIOError, ConnectionError):  # gone: `receive` says so; full: it does not read any more
             self._channel.send(encode_notice(notice))
+
+
+def live(what: str, life: Callable[[Parent | None], Exit]) -> NoReturn:
+    """Be a process of the server, called `what`, from its first line to its exit code, which `life` returns. It gets
+    the supervisor, None where there is none; a ConfigError that it raises is for the user, all else is a bug."""
+    parent: Parent | None = None
+    try:
+        parent = Parent.attach()
+        code = life(parent)
+    except ConfigError as error:
+        end_refused(error, parent)
+    except ProcessOver as over:
+        end_process(over.code, str(over))
+    except BaseException:
+        end_process(Exit.FAILED, f"{what} failed")
+    leave(code)
+
+
+def end_refused(reason: ConfigError | str, parent: Parent | None) -> NoReturn:
+    """The configuration is wrong: one line for the user, from any thread."""
+    message = one_line(reason)
+    say(message)
+    if parent is not None:
+        parent.refuse(message)
+    leave(Exit.CONFIG)
 
 
 def die_with_parent(number: signal.Signals) -> None:

@@ -13,62 +13,47 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-import msgspec
-
 from deltaserve.process.children.child import Child, ChildSpec, Started
-from deltaserve.process.children.fork_requests import ForkAnswer, ForkRequest, decode_forked, encode
 from deltaserve.process.children.log_file import Output
-from deltaserve.process.children.notices import MAX_NOTICE_BYTES, Ready, Welcome
+from deltaserve.process.children.notices import ForkAnswer, ForkRequest, Ready, ToSupervisor, Welcome, encode_notice
 
 _PR_SET_CHILD_SUBREAPER = 36
 _ANSWER_S = 10.0
 """A fork takes milliseconds: after so long the process is stopped, or the machine is."""
 
 
-class Preload:
+class Preload(Child):
     """A running preload process."""
 
     def __init__(self, spec: ChildSpec, log: Output) -> None:
         """Raises OSError when it cannot be started."""
-        self._child = Child(spec, log, Welcome(None, ()))
+        super().__init__(spec, log, Welcome(None, ()))
         self.is_ready = False
         """It has loaded everything."""
 
-    @property
-    def pidfd(self) -> int:
-        """Readable when the process has ended."""
-        return self._child.pidfd
-
-    @property
-    def channel_fd(self) -> int:
-        """Readable when it may have become ready."""
-        return self._child.channel_fd
-
-    def hear(self) -> None:
-        """Look whether it has become ready."""
-        self.is_ready |= any(isinstance(notice, Ready) for notice in self._child.hear())
-
-    def has_ended(self) -> bool:
-        return self._child.has_ended()
+    def hear(self) -> list[ToSupervisor]:
+        """What it has said; it may have become ready."""
+        notices = super().hear()
+        self.is_ready |= any(isinstance(notice, Ready) for notice in notices)
+        return notices
 
     def fork(self, spec: ChildSpec, output: int, channel: socket.socket) -> Started:
         """Start `spec.argv` by forking the process, which is ready. Raises OSError where it does not answer, or the
         new process is no child of this one (a sandbox may not know of adoption)."""
-        request = encode(ForkRequest(spec.argv, spec.env, os.getpid()))
-        own = self._child.channel
+        request = encode_notice(ForkRequest(spec.argv, spec.env, os.getpid()))
         with _adopting():
-            socket.send_fds(own, [request], [output, channel.fileno()])
-            if not select.select([own], [], [], _ANSWER_S)[0]:
+            socket.send_fds(self.channel, [request], [output, channel.fileno()])
+            if not select.select([self.channel], [], [], _ANSWER_S)[0]:
                 raise TimeoutError(errno.ETIMEDOUT, "a preload process does not answer")
-            answer = _decoded(own.recv(MAX_NOTICE_BYTES))
+            answer = next((notice for notice in self.hear() if isinstance(notice, ForkAnswer)), None)
         if answer is None or answer.pid is None:
             raise OSError(errno.EAGAIN, "a preload process could not be forked")
         return _Adopted(answer.pid)
 
     def end(self) -> int:
         """Kill it, if it has not ended; its exit code. What it was forked for goes on."""
-        self._child.signal(signal.SIGKILL)
-        return self._child.reap()
+        self.signal(signal.SIGKILL)
+        return self.reap()
 
 
 class _Adopted:
@@ -85,13 +70,6 @@ class _Adopted:
     def kill(self) -> None:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-
-
-def _decoded(data: bytes) -> ForkAnswer | None:
-    try:
-        return decode_forked(data)
-    except msgspec.DecodeError:
-        return None
 
 
 @contextmanager

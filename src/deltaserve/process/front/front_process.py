@@ -8,20 +8,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 from prometheus_client import disable_created_metrics
 
 from deltaserve.control.front.events import FrontConfig, Member
-from deltaserve.core.errors import ConfigError, one_line
 from deltaserve.core.ids import Boot, PeerName
 from deltaserve.process.children.boots import new_boot
 from deltaserve.process.children.child_events import Stopping
-from deltaserve.process.children.exits import Exit, Watchdog, end_process, leave
+from deltaserve.process.children.exits import Exit, Watchdog
 from deltaserve.process.children.garbage import keep_loaded
 from deltaserve.process.children.interrupts import stop_signals
 from deltaserve.process.children.notices import PeerDown, PeerHalted, PeerUp
-from deltaserve.process.children.parent import Parent
+from deltaserve.process.children.parent import Parent, live
 from deltaserve.process.children.shortage import telling_shortage
 from deltaserve.process.children.terminal import Say, say, say_in_json, start_log
 from deltaserve.process.front.event_loop import loop_factory
@@ -208,21 +208,9 @@ def _front_config(spec: FrontSpec, boot: Boot, secret: bytes, members: tuple[Mem
     )
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> NoReturn:
     """Be the front that the file argv[1] describes; ends the process."""
-    parent: Parent | None = None
-    try:
-        parent = Parent.attach()
-        code = run_front(Path(argv[1]), parent)
-    except ConfigError as error:
-        message = one_line(error)
-        say(message)
-        if parent is not None:
-            parent.refuse(message)
-        leave(Exit.CONFIG)
-    except BaseException:
-        end_process(Exit.FAILED, "the front failed")
-    leave(code)
+    live("the front", lambda parent: run_front(Path(argv[1]), parent))
 
 
 if __name__ == "__main__":

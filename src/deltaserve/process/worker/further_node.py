@@ -14,10 +14,10 @@ from types import FrameType
 from typing import NoReturn
 
 from deltaserve.core.errors import ConfigError
-from deltaserve.process.children.exits import Exit, ProcessOver, end_process, leave
+from deltaserve.process.children.exits import Exit, leave
 from deltaserve.process.children.interrupts import stop_signals
 from deltaserve.process.children.mailbox import Mailbox
-from deltaserve.process.children.parent import Parent
+from deltaserve.process.children.parent import Parent, live
 from deltaserve.process.children.private_folder import private_folder
 from deltaserve.process.children.terminal import start_log
 from deltaserve.process.links.node_link import NodeSpoke
@@ -41,7 +41,6 @@ from deltaserve.process.worker.node_frames import (
 )
 from deltaserve.process.worker.rank_spec import RankSpec, write_rank_spec
 from deltaserve.process.worker.ranks_here import RanksHere
-from deltaserve.process.worker.worker_process import end_refused
 from deltaserve.process.worker.worker_spec import RankNodes, WorkerSpec, ranks_here, read_secret, read_spec
 
 _log = logging.getLogger(__name__)
@@ -56,9 +55,8 @@ class _Over(Enum):
 
 def run_node(argv: Sequence[str], rank_argv: tuple[str, ...]) -> NoReturn:
     """Be the node that the file argv[1] describes; ends the process. `rank_argv`: the program of its ranks."""
-    parent: Parent | None = None
-    try:
-        parent = Parent.attach()
+
+    def follow(parent: Parent | None) -> NoReturn:
         if len(argv) != 2:
             raise ConfigError("usage: python -m deltaserve.process.worker.node SPEC.json")
         spec = read_spec(Path(argv[1]))
@@ -68,13 +66,8 @@ def run_node(argv: Sequence[str], rank_argv: tuple[str, ...]) -> NoReturn:
         for number in stop_signals():
             signal.signal(number, _leave)
         _FurtherNode(spec, spec.nodes, rank_argv).run()
-    except ConfigError as error:
-        end_refused(error, parent)
-    except ProcessOver as over:
-        end_process(over.code, str(over))
-    except BaseException:
-        end_process(Exit.FAILED, "the node failed")
-    leave(Exit.OK)
+
+    live("the node", follow)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -20,17 +20,17 @@ from deltaserve.control.transfer.rank_plane import RankTurns, take_entries
 from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Boot
 from deltaserve.core.layout.shard import Shard
-from deltaserve.process.children.exits import Exit, end_process, leave, start_thread
+from deltaserve.process.children.exits import Exit, start_thread
 from deltaserve.process.children.garbage import keep_loaded
 from deltaserve.process.children.interrupts import stop_signals
-from deltaserve.process.children.parent import Parent
+from deltaserve.process.children.parent import Parent, end_refused, live
 from deltaserve.process.children.shortage import telling_shortage
 from deltaserve.process.children.terminal import start_log
 from deltaserve.process.links.rank_link import RankSockets
 from deltaserve.process.worker.rank_group import compute_in_step
 from deltaserve.process.worker.rank_log import RankChannel, StepDone, decode_plan, encode_done_step
 from deltaserve.process.worker.rank_spec import MeetingPoint, meeting_point, rank_security, read_rank_spec
-from deltaserve.process.worker.worker_process import SWITCH_INTERVAL_S, end_refused
+from deltaserve.process.worker.worker_process import SWITCH_INTERVAL_S
 from deltaserve.process.worker.worker_spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
@@ -62,17 +62,14 @@ BuildRank = Callable[[WorkerSpec, RankSeat, Callable[[str], None]], RankParts]
 
 def run_rank(argv: Sequence[str], build: BuildRank) -> NoReturn:
     """Be rank argv[2] of the worker that the file argv[1] describes; ends the process."""
-    parent: Parent | None = None
-    try:
-        parent = Parent.attach()
+
+    def follow(parent: Parent | None) -> Exit:
         if parent is None or len(argv) != 3:
             raise ConfigError("a rank is started by rank 0 of its worker")
         _follow(Path(argv[1]), int(argv[2]), parent, build)
-    except ConfigError as error:
-        end_refused(error, parent)
-    except BaseException:
-        end_process(Exit.FAILED, "the rank failed")
-    leave(Exit.OK)
+        return Exit.OK
+
+    live("the rank", follow)
 
 
 def _follow(file: Path, rank: int, parent: Parent, build: BuildRank) -> None:

@@ -19,12 +19,12 @@ from deltaserve.control.transfer.plane_turns import DataPlane
 from deltaserve.core.errors import ConfigError, one_line
 from deltaserve.core.ids import Boot
 from deltaserve.process.children.boots import new_boot
-from deltaserve.process.children.exits import Exit, ProcessOver, Watchdog, end_process, leave
+from deltaserve.process.children.exits import Exit, Watchdog
 from deltaserve.process.children.garbage import keep_loaded
 from deltaserve.process.children.mailbox import Mailbox
-from deltaserve.process.children.parent import Parent
+from deltaserve.process.children.parent import Parent, end_refused, live
 from deltaserve.process.children.shortage import telling_shortage
-from deltaserve.process.children.terminal import say, start_log
+from deltaserve.process.children.terminal import start_log
 from deltaserve.process.links.block_link import BlockPublisher
 from deltaserve.process.links.links import Links
 from deltaserve.process.links.security import LinkSecurity
@@ -70,28 +70,13 @@ def run_worker(argv: Sequence[str], build: Build, rank_argv: tuple[str, ...]) ->
 
     `rank_argv`: the program of its other ranks.
     """
-    parent: Parent | None = None
-    try:
-        parent = Parent.attach()
+
+    def serve(parent: Parent | None) -> Exit:
         if len(argv) != 2:
             raise ConfigError("usage: python -m deltaserve.process.worker.worker SPEC.json")
-        code = _serve(read_spec(Path(argv[1])), parent, build, rank_argv)
-    except ConfigError as error:
-        end_refused(error, parent)
-    except ProcessOver as over:
-        end_process(over.code, str(over))
-    except BaseException:
-        end_process(Exit.FAILED, "the worker failed")
-    leave(code)
+        return _serve(read_spec(Path(argv[1])), parent, build, rank_argv)
 
-
-def end_refused(reason: ConfigError | str, parent: Parent | None) -> NoReturn:
-    """The configuration is wrong: one line for the user, from any thread."""
-    message = one_line(reason)
-    say(message)
-    if parent is not None:
-        parent.refuse(message)
-    leave(Exit.CONFIG)
+    live("the worker", serve)
 
 
 def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tuple[str, ...]) -> Exit:
