@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from deltaserve.commands.client.completion_stream import LENIENT, ServerDialect, served_model
+from deltaserve.commands.client.completion_stream import LENIENT, ServerDialect, listed_models
 from deltaserve.commands.client.http_client import async_http_client
 from deltaserve.commands.load.load_client import Client, Load, Measurement
 from deltaserve.commands.load.moved_bytes import MovedBytes, settled_bytes
@@ -148,7 +148,7 @@ def _send(part: _Part) -> tuple[float, Measurement]:
 async def _send_all(part: _Part) -> tuple[float, Measurement]:
     timeout = httpx.Timeout(_ANSWER_WAIT_S, pool=None)
     async with async_http_client(part.url, timeout) as http:
-        dialect = ServerDialect(await served_model(http), {**LENIENT, **part.extra})
+        dialect = ServerDialect(str((await listed_models(http))[0]["id"]), {**LENIENT, **part.extra})
         await asyncio.sleep(part.begin_at - time.time())
         began = time.time()
         load = Load([0.0] * len(part.conversations), part.at_once)

@@ -11,8 +11,8 @@ from deltaserve.commands.client.completion_stream import (
     ServerDialect,
     ServerError,
     Tokenizer,
+    listed_models,
     negotiate,
-    served_model,
 )
 from deltaserve.commands.load.load_client import Client, Load, Measurement, num_right
 from deltaserve.commands.load.recall import DocumentShape, RecallTraffic
@@ -32,7 +32,7 @@ def measure(
 
     async def session(url: str) -> Measurement:
         async with httpx.AsyncClient(base_url=url) as http:
-            dialect = await negotiate(http, await served_model(http), (65,), tokenizer)
+            dialect = await negotiate(http, str((await listed_models(http))[0]["id"]), (65,), tokenizer)
             server.bodies.clear()
             load = Load([0.0] * len(conversations), max_concurrency)
             return await Client(http, dialect, tokenizer).measure(conversations, load)

@@ -9,7 +9,7 @@ import pytest
 from deltaserve.core.errors import ConfigError
 from deltaserve.settings.config import USEFUL_POOL_FACTOR, Settings
 from deltaserve.settings.flags.foreign import FOREIGN, Alias, Denied, Idle, Takes
-from deltaserve.settings.flags.merge import load, read_settings
+from deltaserve.settings.flags.merge import load
 from deltaserve.settings.flags.options import Option, read_options
 from deltaserve.settings.flags.yaml_file import write_yaml
 
@@ -214,7 +214,6 @@ def test_a_printed_file_gives_the_same_settings(command: str, tmp_path: Path) ->
     settings = settings_of(command, *argv)
     path = tmp_path / "config.yaml"
     path.write_text(write_yaml(settings))
-    assert read_settings(command, path) == settings
     assert load(command, "", ["--config", str(path)], {}).settings == settings
 
 
@@ -224,24 +223,18 @@ def test_words_that_yaml_might_take_for_values_survive(tmp_path: Path) -> None:
     )
     path = tmp_path / "config.yaml"
     path.write_text(write_yaml(settings))
-    assert read_settings("serve", path) == settings
+    assert settings_of("serve", "--config", str(path)) == settings
     path.write_text("model-path: no\nverify: off\ndisaggregation-mode: null\n")
-    assert read_settings("serve", path).model.model_path == "no"
-    assert read_settings("serve", path).disaggregation.disaggregation_mode == "null"
-
-
-def test_a_file_alone_ignores_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A supervisor hands workers its own resolved settings; a variable must not change them a second time."""
-    monkeypatch.setenv("DELTASERVE_PAGE_SIZE", "128")
-    path = tmp_path / "config.yaml"
-    path.write_text(f"model-path: {M}\npage-size: 16")
-    assert read_settings("decode", path).memory.page_size == 16
+    assert settings_of("serve", "--config", str(path)).model.model_path == "no"
+    assert settings_of("serve", "--config", str(path)).disaggregation.disaggregation_mode == "null"
 
 
 def test_one_file_serves_all_commands(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"model-path: {M}\nprefill: 2\ndisaggregation-bootstrap-port: 9000\nworkers: decode@localhost:1")
-    assert {read_settings(command, path) for command in COMMANDS} == {read_settings("serve", path)}
+    assert {settings_of(command, "--config", str(path)) for command in COMMANDS} == {
+        settings_of("serve", "--config", str(path))
+    }
 
 
 def test_settings_are_frozen() -> None:

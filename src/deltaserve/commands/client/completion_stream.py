@@ -174,11 +174,6 @@ def _why_no_model(response: httpx.Response) -> str:
     return f"{asked} is refused (HTTP {status}); give another URL, or name the model with --model"
 
 
-async def served_model(http: httpx.AsyncClient) -> str:
-    """The first model of /v1/models. Raises ServerError if there is none."""
-    return str((await listed_models(http))[0]["id"])
-
-
 async def negotiate(
     http: httpx.AsyncClient, model: str, prompt: Sequence[int], tokenizer: Tokenizer | None
 ) -> ServerDialect:

@@ -20,8 +20,6 @@ class Word:
     values: tuple[str, ...]
     typed: tuple[str, ...]
     """All of it, as it was typed."""
-    is_joined: bool = False
-    """The value followed an equals sign."""
 
 
 def take_apart(argv: Sequence[str], takes: Callable[[str], Takes | None]) -> Iterator[Word]:
@@ -37,7 +35,7 @@ def take_apart(argv: Sequence[str], takes: Callable[[str], Takes | None]) -> Ite
         name = _name(flag, takes)
         count = 0 if equals else _num_values(takes(name), argv[at + 1 :])
         values = tuple(argv[at + 1 : at + 1 + count])
-        yield Word(flag, name, (value,) if equals else values, (text, *values), bool(equals))
+        yield Word(flag, name, (value,) if equals else values, (text, *values))
         at += 1 + count
 
 

@@ -68,15 +68,6 @@ def read_line(command: str, about: About, argv: Sequence[str], environ: Mapping[
     return merged.result(line.dump_config)
 
 
-def read_settings(command: str, path: Path) -> Settings:
-    """Settings from a file alone, as a supervisor hands them to a worker. Raises ConfigError."""
-    merged = _Merged(known_flags(command))
-    merged.take_file(path)
-    result = merged.result(dump_config=False)
-    raise_problems(result.problems)
-    return result.settings
-
-
 def command_of(command: str, argv: Sequence[str]) -> str:
     """`prefill` or `decode` of a line of SGLang's server, which names its role by a flag; else the command itself."""
     for word in take_apart(argv, known_flags(command).takes):
