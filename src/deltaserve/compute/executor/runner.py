@@ -176,7 +176,7 @@ class TorchExecutor:
         torch.set_num_threads(sizes.own_threads)
         if sizes.core_share is not None:
             sizes = _with_shared_cores(sizes, sizes.core_share, native)
-        ops = make_step_ops(native, of_weights, where)
+        ops = make_step_ops(native, of_weights, where, spec.num_experts > 0)
         if sizes.rounding is Rounding.OF_POSITION:
             check_deterministic(cache, dtype or spec.dtype, ops)
         quantization = usable_quantization(sizes.quantization, ops)

@@ -35,11 +35,11 @@ def why_not_recorded(decoder: Decoder, attention: AttentionBackend) -> str | Non
     if decoder.shard.size > 1 or decoder.is_in_group:
         return "other workers or ranks take part in its steps"
     reason = why_not_recordable(decoder.spec)
-    return (
-        "its attention backend has no such steps"
-        if reason is None and not isinstance(attention, FixedStepBackend)
-        else reason
-    )
+    if reason is not None:
+        return reason
+    if decoder.counts_on_host:
+        return "the rows of its experts are counted on the host"
+    return None if isinstance(attention, FixedStepBackend) else "its attention backend has no such steps"
 
 
 def bucket_of(num_rows: int, max_rows: int) -> int:

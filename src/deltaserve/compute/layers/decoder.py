@@ -95,6 +95,11 @@ class Decoder:
         """Whether other workers take part in its steps."""
         return self._group is not None
 
+    @property
+    def counts_on_host(self) -> bool:
+        """Whether its steps wait for the device to count the rows of experts."""
+        return self.spec.num_experts > 0 and self._ops.grouped is None
+
     def forward(
         self,
         tokens: Tensor,

@@ -1,4 +1,5 @@
-"""Mixture of experts: each token goes to its best experts; tokens of one expert are computed together."""
+"""Mixture of experts: each token goes to its best experts; tokens of one expert are computed together, all experts at
+once where the operators can (grouped_experts.py)."""
 
 from dataclasses import dataclass, replace
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from deltaserve.compute.collective.expert_group import ExpertGroup
 from deltaserve.compute.layers.activations import sigmoid
 from deltaserve.compute.layers.dense import DenseWeights, allocate_gated
+from deltaserve.compute.layers.grouped_experts import GateClamp, StackedExperts
 from deltaserve.compute.layers.step_ops import StepOps
 from deltaserve.compute.weights.block_matrix import Matrix
 from deltaserve.compute.weights.packing import pack, pack_values
@@ -37,18 +39,27 @@ class MoeWeights:
     shared_gate: Tensor | None = None  # [1, hidden]
     first_expert: int = 0  # of those held
     biases: MoeBiases | None = None
+    stacked: StackedExperts | None = None
+    """The same experts as they lie in memory; None: their matrices are packed, each by itself."""
 
     def packed(self, rules: CodeRules) -> "MoeWeights":
         gate_up, down = (tuple(pack(weight, rules) for weight in weights) for weights in (self.gate_up, self.down))
         shared = self.shared and self.shared.packed(rules)
-        return replace(self, router=pack_values(self.router), gate_up=gate_up, down=down, shared=shared)
+        before = (*self.gate_up, *self.down)
+        is_plain = all(new is old for new, old in zip((*gate_up, *down), before, strict=True))
+        packed = replace(self, router=pack_values(self.router), gate_up=gate_up, down=down, shared=shared)
+        return packed if is_plain else replace(packed, stacked=None)  # or its matrices would stay beside those packed
 
     def compute(self, x: Tensor, ops: StepOps, group: ExpertGroup | None = None) -> Tensor:
         """x [T, hidden] -> [T, hidden], a sum over the experts held, or over the part of each that is; of a group, over
         those of all members"""
         experts, gains = route(x, self, ops)
-        chosen = _outputs(x, experts, self, ops) if group is None else _of_group(x, experts, self, ops, group)
-        total = _weighted_sum(chosen, gains)
+        if group is not None:
+            total = _weighted_sum(_of_group(x, experts, self, ops, group), gains)
+        elif ops.grouped is not None and self.stacked is not None:
+            total = ops.grouped(x, experts, gains, self.stacked)
+        else:
+            total = _weighted_sum(_outputs(x, experts, self, ops), gains)
         return total if self.shared is None else total + _shared(x, self.shared, self.shared_gate, ops)
 
     def accompany(self, nothing: Tensor, ops: StepOps, group: ExpertGroup) -> None:
@@ -74,8 +85,9 @@ def allocate(table: TargetTable, spec: MoeSpec, prefix: str) -> MoeWeights:
     if spec.router is RouterKind.SIGMOID:
         table = table.exact  # scores near each other decide which experts are chosen: not in 16 bits
         correction = table.whole(f"{prefix}.{CORRECTION}")
-    router = table.whole(f"{prefix}.gate.weight")
-    return MoeWeights(spec, router, correction, gate_up.unbind(), down.unbind(), shared, gate, first)
+    router, stacked = table.whole(f"{prefix}.gate.weight"), StackedExperts(gate_up, down, first_expert=first)
+    experts = gate_up.unbind(), down.unbind()
+    return MoeWeights(spec, router, correction, *experts, shared, gate, first, stacked=stacked)
 
 
 def _allocate_transposed(table: TargetTable, spec: MoeSpec, prefix: str, first: int) -> MoeWeights:
@@ -86,8 +98,11 @@ def _allocate_transposed(table: TargetTable, spec: MoeSpec, prefix: str, first: 
         gate_up=gate_up_bias.unbind(),
         down=down_bias.unbind() if len(down_bias) else None,
     )
-    router = table.whole(f"{prefix}.gate.weight")
-    return MoeWeights(spec, router, None, gate_up.unbind(), down.unbind(), first_expert=first, biases=biases)
+    assert spec.clamped is not None
+    router, clamp = table.whole(f"{prefix}.gate.weight"), GateClamp(spec.clamped.alpha, spec.clamped.limit)
+    stacked = StackedExperts(gate_up, down, gate_up_bias, down_bias if len(down_bias) else None, first, clamp)
+    experts = gate_up.unbind(), down.unbind()
+    return MoeWeights(spec, router, None, *experts, first_expert=first, biases=biases, stacked=stacked)
 
 
 def route(x: Tensor, layer: MoeWeights, ops: StepOps) -> tuple[Tensor, Tensor]:
@@ -113,7 +128,7 @@ def _in_best_groups(scores: Tensor, spec: MoeSpec) -> Tensor:
     """scores [T, E], with those of experts in other groups than the best set to minus infinity."""
     if spec.kept_groups == spec.num_groups:
         return scores
-    grouped = scores.view(len(scores), spec.num_groups, -1)
+    grouped = scores.view(len(scores), spec.num_groups, spec.num_experts // spec.num_groups)  # also of no rows
     best = grouped.topk(2, -1).values.sum(-1)  # [T, G]
     kept = best.topk(spec.kept_groups, -1).indices
     is_lost = torch.ones_like(best, dtype=torch.bool).scatter_(-1, kept, False)

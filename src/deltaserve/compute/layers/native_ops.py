@@ -12,6 +12,7 @@ from torch import Tensor
 
 from deltaserve.compute.layers.delta_rule import DeltaRuns, DeltaTokens
 from deltaserve.compute.layers.exact_rows import ExactRows
+from deltaserve.compute.layers.grouped_experts import GroupedExperts
 from deltaserve.compute.layers.step_ops import HeadNorm, Peaks, StepOps
 from deltaserve.compute.native.native_library import NativeContext
 from deltaserve.compute.weights.block_matrix import BlockMatrix, Matrix, Stacked
@@ -194,6 +195,7 @@ class NativeOps:
         self._delta_rule = _function(context, "ds_delta_rule", _DeltaRule)
         self._block_product = _function(context, "ds_block_product", _BlockProduct)
         context.functions.ds_product_rows.restype = ctypes.c_int64
+        self.grouped: GroupedExperts | None = None
         self._panels: dict[_Shape, int | None] = {}
         """Shape of a packed matrix met so far |-> depth of its panels; None: torch multiplies."""
         self._isa = context.instruction_set.number

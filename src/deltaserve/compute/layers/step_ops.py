@@ -13,6 +13,7 @@ from torch import Tensor
 from deltaserve.compute.layers.activations import gelu_tanh, silu
 from deltaserve.compute.layers.delta_rule import DeltaRuns, DeltaTokens, recurred
 from deltaserve.compute.layers.exact_rows import ExactRows
+from deltaserve.compute.layers.grouped_experts import GroupedExperts
 from deltaserve.compute.layers.rope import rotate
 from deltaserve.compute.weights.block_matrix import BlockMatrix, Matrix, Stacked, block_values, rounded_inputs
 from deltaserve.model.layers.layer_spec import Activation
@@ -45,6 +46,9 @@ def unread_peaks(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class StepOps(Protocol):
+    grouped: GroupedExperts | None
+    """Experts of a layer all at once; None: the host counts the rows of each, and computes one after the other."""
+
     def product(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         """x [T, in] times weight [out, in], plain, packed (packing.py) or codes (block_matrix.py) -> [T, out]"""
         ...
@@ -84,6 +88,7 @@ class TorchOps:
 
     def __init__(self) -> None:
         self._exact = ExactRows()
+        self.grouped: GroupedExperts | None = None
 
     def product(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
         """Codes become values each time."""

@@ -1,5 +1,6 @@
 """StepOps on a GPU: norms, rotation and gates each by one kernel of Triton, where torch takes up to eight of its own,
-and products by cuBLAS without a line between. Needs triton when it is imported.
+products by cuBLAS without a line between, and a layer's experts at once (triton_experts.py). Needs triton when it is
+imported.
 """
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from deltaserve.compute.attention.triton_launch import IS_INTERPRETED, KernelLauncher, power_of_two
 from deltaserve.compute.layers.step_ops import HeadNorm, StepOps, StepOpsUnavailable, TorchOps
+from deltaserve.compute.layers.triton_experts import TritonExperts
 from deltaserve.compute.layers.triton_op_kernels import gate_rows, norm_rows, turn_heads
 from deltaserve.compute.weights.block_matrix import Matrix
 from deltaserve.model.layers.layer_spec import Activation
@@ -29,6 +31,7 @@ class TritonOps(TorchOps):
 
     def __init__(self) -> None:
         super().__init__()
+        self.grouped = TritonExperts()
         self._norm_rows, self._turn_heads, self._gate_rows = map(KernelLauncher, (norm_rows, turn_heads, gate_rows))
 
     def product(self, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:

@@ -71,8 +71,11 @@ class PartSpec(ABC):
     __slots__ = ()
     kind: ClassVar[str]
     """Name of the kind in core/branches.py."""
-    unrecordable: ClassVar[str | None] = None
-    """Why its decode steps have sizes that depend on what is computed; None: they have not."""
+
+    @property
+    def unrecordable(self) -> str | None:
+        """Why its decode steps cannot be recorded: as a rule sizes that depend on what is computed. None: they can."""
+        return None
 
     @abstractmethod
     def parts(self, hidden: int, prefix: str) -> dict[str, TensorPart]:

@@ -39,7 +39,6 @@ class MoeSpec(MlpSpec):
     """Experts of a layer, and how they are chosen."""
 
     kind: ClassVar[str] = "moe"
-    unrecordable: ClassVar[str | None] = "the rows of its experts are counted on the host"
 
     router: RouterKind
     num_experts: int
@@ -64,6 +63,11 @@ class MoeSpec(MlpSpec):
     @property
     def expert_count(self) -> int:
         return self.num_experts
+
+    @property
+    def unrecordable(self) -> str | None:
+        spread = self.placement.member.size > 1
+        return "its experts are spread over a group of workers, whose rows travel by the host" if spread else None
 
     def local(self, shard: Shard) -> "MoeSpec":
         """A rank's part of its experts: it still chooses among all."""
