@@ -19,7 +19,7 @@ from tests.gpu.unwaiting import check_launch_waits_for_nothing
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_llama3_rope", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["llama", "llama_llama3_rope", "qwen3", "qwen3_moe", "gpt_oss"])
 def test_generation(tiny_models: Path, name: str) -> None:
     check_generation(Driver(tiny_models / name, device="cuda"), tiny_models / name)
 
@@ -97,5 +97,6 @@ def test_one_step_that_is_not_finite_ends_that_request_only(tiny_models: Path) -
     assert of_others(found) == of_others(spoiled_results(alone, [], {}))
 
 
-def test_a_launch_waits_for_nothing(tiny_models: Path) -> None:
-    check_launch_waits_for_nothing(LaunchingDriver(tiny_models / "llama", device="cuda"))
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gpt_oss"])
+def test_a_launch_waits_for_nothing(tiny_models: Path, name: str) -> None:
+    check_launch_waits_for_nothing(LaunchingDriver(tiny_models / name, device="cuda"))

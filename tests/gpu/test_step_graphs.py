@@ -35,7 +35,10 @@ def test_attention_over_latents(recorder: GraphRecorder) -> None:
     check_recorded(replace(SHAPE, kv_heads=1, group_size=16, head_dim=576, latent_dim=512), recorder)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_bf16", "qwen3", "gemma3_text"])
+EXPERTS = ("qwen3_moe", "minimax_m2", "deepseek_v3", "gpt_oss")
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_bf16", "qwen3", "gemma3_text", *EXPERTS])
 def test_replays_compute_what_their_calls_compute(tiny_models: Path, name: str) -> None:
     """Products of as many rows, so to the bit. Launched ahead, whether rows share what they read or not."""
     want = decode_together(ReplayingDriver(tiny_models / name, Repeating(), "cuda"))
@@ -46,13 +49,18 @@ def test_replays_compute_what_their_calls_compute(tiny_models: Path, name: str) 
         assert all(torch.equal(*pages) for pages in zip(got.pages, want.pages, strict=True))
 
 
-def test_tokens_are_those_of_steps_without_graphs(tiny_models: Path, recorder: GraphRecorder) -> None:
-    replaying = decode_together(ReplayingDriver(tiny_models / "llama", recorder, "cuda"))
-    assert replaying.tokens == decode_together(EagerDriver(tiny_models / "llama", "cuda")).tokens
+@pytest.mark.parametrize("name", ["llama", *EXPERTS])
+def test_tokens_are_those_of_steps_without_graphs(tiny_models: Path, recorder: GraphRecorder, name: str) -> None:
+    replaying = decode_together(ReplayingDriver(tiny_models / name, recorder, "cuda"))
+    assert replaying.tokens == decode_together(EagerDriver(tiny_models / name, "cuda")).tokens
 
 
-def test_a_replay_waits_for_nothing(tiny_models: Path, recorder: GraphRecorder) -> None:
-    check_launch_waits_for_nothing(ReplayingDriver(tiny_models / "llama", recorder, "cuda"))
+@pytest.mark.parametrize("name", ["llama", *EXPERTS])
+def test_a_replay_waits_for_nothing(tiny_models: Path, recorder: GraphRecorder, name: str) -> None:
+    driver = ReplayingDriver(tiny_models / name, recorder, "cuda")
+    check_launch_waits_for_nothing(driver)
+    assert driver.executor._graphs is not None
+    assert not driver.executor._graphs._has_failed
 
 
 def test_a_capture_that_fails_leaves_the_stream_as_it_was(recorder: GraphRecorder) -> None:

@@ -55,21 +55,30 @@ def compiled_sizes(target: Target) -> list[int]:
         kept = {"FP8": is_fp8, "HAS_E4M3": has_e4m3, "COMPUTE": language.float16 if is_fp8 else language.bfloat16}
         for rows, keys in attention.tile_sizes(target.group_size, target.head_dim):
             fixed = {**heads, **sizes, **strides, **kinds, **kept, "ROWS": rows, "KEYS": keys}
-            found.append(_compiled(kernels.partial_results, of, fixed, target, attention.num_warps(target.head_dim)))
+            num_warps = attention.num_warps(target.head_dim)
+            found.append(compiled_bytes(kernels.partial_results, of, fixed, target.capability, num_warps))
     for has_order, outs in ((False, "*fp32"), (True, "*bf16")):  # of Triton's partial results, of FlashInfer's
         fixed = {**heads, "DV": target.value_dim, "V": 512, "PARTS": 8, "HAS_ORDER": has_order, "HAS_SINKS": True}
-        found.append(_compiled(merges.merge_results, types | {"outs": outs}, fixed, target, 4))
+        found.append(compiled_bytes(merges.merge_results, types | {"outs": outs}, fixed, target.capability))
     of_values = dict.fromkeys(("FIRST_TOKEN_STRIDE", "SECOND_TOKEN_STRIDE"), 1 << 13)
     of_values |= dict.fromkeys(("FIRST_HEAD_STRIDE", "SECOND_HEAD_STRIDE"), target.head_dim)
     rows = {"NUM_HEADS": 8, "PAGE_SIZE": 64, "D": target.head_dim, "W": 1024, "ROWS": 2, "TO_E4M3": has_e4m3}
     of = types | ({"plane": "*u8"} if has_e4m3 else {})
-    found.append(_compiled(kernels.store_tokens, of, {**strides, **of_values, **rows}, target, 4))
+    found.append(compiled_bytes(kernels.store_tokens, of, {**strides, **of_values, **rows}, target.capability))
     return found
 
 
-def _compiled(kernel: Any, types: dict[str, str], fixed: dict[str, Any], target: Target, num_warps: int) -> int:
+def compiled_bytes(
+    kernel: Any,
+    types: dict[str, str],
+    fixed: dict[str, Any],
+    capability: int,
+    num_warps: int = 4,
+    num_stages: int = 2,
+) -> int:
+    """Bytes of shared memory. `types`: of what is not `fixed`, int32 where it is not named."""
     compiler: Any = importlib.import_module("triton.compiler")
-    gpu: Any = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", target.capability, 32)
+    gpu: Any = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", capability, 32)
     signature = {name: "constexpr" if name in fixed else types.get(name, "i32") for name in kernel.arg_names}
     aligned = [i for i, name in enumerate(kernel.arg_names) if signature[name] not in ("constexpr", "fp32")]
     source = compiler.ASTSource(
@@ -78,6 +87,6 @@ def _compiled(kernel: Any, types: dict[str, str], fixed: dict[str, Any], target:
         constexprs={name: value for name, value in fixed.items() if name in kernel.arg_names},
         attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
     )
-    compiled = compiler.compile(source, target=gpu, options={"num_warps": num_warps, "num_stages": 2})
+    compiled = compiler.compile(source, target=gpu, options={"num_warps": num_warps, "num_stages": num_stages})
     assert compiled.asm["cubin"]
     return int(compiled.metadata.shared)

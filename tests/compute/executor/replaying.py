@@ -3,10 +3,12 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -26,6 +28,7 @@ from deltaserve.control.sched.plan import (
 from deltaserve.core.ids import RowId, StepIndex
 from tests.compute.executor.test_launched import LaunchingDriver, prompt_item, rules
 from tests.compute.executor.world import Driver, random_tokens
+from tests.compute.layers.triton_ops_checks import opened
 
 COMMON = 32
 PROMPT_LENS = (38, 43, 34, 58, 36, 7)
@@ -71,7 +74,7 @@ def with_parts(model: Path, folder: Path, layers: Sequence[int]) -> Path:
 
 
 def _of_half_of_the_heads(name: str, tensor: Tensor) -> Tensor:
-    if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+    if re.search(r"[qkv]_proj\.(weight|bias)$|sinks$", name):
         return tensor[: len(tensor) // 2].clone()
     return tensor[:, : tensor.shape[1] // 2].clone() if name.endswith("o_proj.weight") else tensor
 
@@ -104,6 +107,32 @@ class ReplayingDriver(LaunchingDriver, RecordingDriver):
     def __init__(self, path: Path, recorder: StepRecorder, device: str = "cpu") -> None:
         self.launched = []
         RecordingDriver.__init__(self, path, recorder, device)
+
+
+@contextmanager
+def _as_on_a_gpu(device: str) -> Iterator[None]:
+    """What is loaded within has Triton's operators and plain matrices."""
+    with (
+        patch("deltaserve.compute.executor.runner.make_step_ops", lambda *_: opened(device)),
+        patch("deltaserve.compute.weights.packing.packing_pays", return_value=False),
+    ):
+        yield
+
+
+class GroupedDriver(EagerDriver):
+    """Computes all experts of a layer at once."""
+
+    def __init__(self, path: Path, device: str = "cpu") -> None:
+        with _as_on_a_gpu(device):
+            EagerDriver.__init__(self, path, device)
+
+
+class GroupedReplayingDriver(ReplayingDriver):
+    """And launches replays ahead."""
+
+    def __init__(self, path: Path, recorder: StepRecorder, device: str = "cpu") -> None:
+        with _as_on_a_gpu(device):
+            ReplayingDriver.__init__(self, path, recorder, device)
 
 
 class Repeating:

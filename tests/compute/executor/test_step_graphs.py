@@ -19,6 +19,7 @@ from deltaserve.compute.attention.fixed_step import FixedStepBackend, RowsOnDevi
 from deltaserve.compute.attention.plan import Int64s
 from deltaserve.compute.executor.inputs import StepInputs, UnreadTokens, Wanted
 from deltaserve.compute.executor.randomness import uniform
+from deltaserve.compute.executor.recordable_models import why_not_recordable
 from deltaserve.compute.executor.resident_draws import MakeDraws, TorchDraws, uniform_on_device
 from deltaserve.compute.executor.resident_rows import DecodingRows, ResidentRows
 from deltaserve.compute.executor.row_rules import WayToDraw, packed_rules
@@ -28,7 +29,10 @@ from deltaserve.compute.layers.decoder import Hidden
 from deltaserve.compute.memory.page_table import PageTable
 from deltaserve.control.sched.plan import PageUpdate
 from deltaserve.core.ids import PageId, PoolId, RowId
+from deltaserve.core.layout.shard import Shard
 from deltaserve.core.sampling import SamplingParams
+from deltaserve.model.checkpoint_config import load_spec
+from deltaserve.model.shard_rules import ExpertPlacement
 from tests.compute.attention.compiled_kernels import Constants
 from tests.compute.attention.step_tape import StepTape
 from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
@@ -36,6 +40,9 @@ from tests.compute.executor.replaying import (
     NUM_RECORDED,
     NUM_STEPS,
     EagerDriver,
+    GroupedDriver,
+    GroupedReplayingDriver,
+    Outcome,
     RecordingDriver,
     Repeating,
     ReplayingDriver,
@@ -50,7 +57,10 @@ from tests.compute.executor.world import Driver
 def check_replays(folder: Path, kinds: Sequence[type[RecordingDriver]]) -> None:
     """Check replays; the first kind shares what its rows have in common, the second does not. A step that records
     says that its time is not typical."""
-    want = decode_together(EagerDriver(folder))
+    check_replays_of(decode_together(EagerDriver(folder)), folder, kinds)
+
+
+def check_replays_of(want: Outcome, folder: Path, kinds: Sequence[type[RecordingDriver]]) -> None:
     for kind, shares, num_recorded in zip(kinds, (True, False), NUM_RECORDED, strict=False):
         tape = StepTape()
         got = decode_together(kind(folder, tape), shares)
@@ -72,6 +82,19 @@ def test_replays_over_windows(process: KernelProcess, tiny_models: Path, tmp_pat
     """And of embeddings that are scaled. Its third layer, the second here, is the first that sees everything."""
     model = with_parts(tiny_models / "gemma3_text", tmp_path, (0, 2))
     run_in(process, check_replays, model, (ReplayingDriver,))
+
+
+def check_replays_of_experts(folder: Path) -> None:
+    """And the tokens are those that one expert after the other gives."""
+    want = decode_together(GroupedDriver(folder))
+    assert want.tokens == decode_together(EagerDriver(folder)).tokens
+    check_replays_of(want, folder, (GroupedReplayingDriver,))
+
+
+@needs_triton
+@pytest.mark.parametrize(("name", "layers"), [("qwen3_moe", (0,)), ("gpt_oss", (0, 1))])
+def test_replays_of_experts(process: KernelProcess, tiny_models: Path, tmp_path: Path, name: str, layers: Any) -> None:
+    run_in(process, check_replays_of_experts, with_parts(tiny_models / name, tmp_path, layers))
 
 
 # ---------------------------------------------------------------- which models
@@ -118,8 +141,17 @@ def _forward(decoder: Any, attention: Sequence[StepAttention]) -> None:
 
 
 @needs_triton
-def test_experts_would_wait_for_the_device(process: KernelProcess, tiny_models: Path) -> None:
+def test_experts_one_after_the_other_would_wait_for_the_device(process: KernelProcess, tiny_models: Path) -> None:
     run_in(process, check_experts_cannot_be_recorded, tiny_models / "qwen3_moe")
+
+
+def test_experts_of_a_group_of_workers_are_a_reason(tiny_models: Path) -> None:
+    spec = load_spec(tiny_models / "qwen3_moe")
+    assert why_not_recordable(spec) is None
+    assert why_not_recordable(spec.placed(ExpertPlacement(ep_size=2))) is None  # of a worker's own ranks: see theirs
+    assert why_not_recordable(spec.placed(ExpertPlacement(member=Shard(0, 2)))) == (
+        "its experts are spread over a group of workers, whose rows travel by the host"
+    )
 
 
 # ---------------------------------------------------------------- which steps, and what they are computed as
