@@ -11,6 +11,7 @@ import torch
 from deltaserve.compute.executor.step_recorder import GraphRecorder
 from deltaserve.core.layout.dtype import DType
 from tests.compute.attention.attention_world import Shape
+from tests.compute.attention.fixed_states_checks import check_fixed_states
 from tests.compute.attention.test_fixed_step import check_recorded
 from tests.compute.attention.triton_process import needs_triton
 from tests.compute.executor.replaying import EagerDriver, Repeating, ReplayingDriver, decode_together
@@ -38,7 +39,12 @@ def test_attention_over_latents(recorder: GraphRecorder) -> None:
 EXPERTS = ("qwen3_moe", "minimax_m2", "deepseek_v3", "gpt_oss")
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_bf16", "qwen3", "gemma3_text", *EXPERTS])
+@pytest.mark.parametrize("ssm", [DType.FLOAT32, DType.BFLOAT16])
+def test_recurrent_states_of_other_steps(recorder: GraphRecorder, ssm: DType) -> None:
+    check_fixed_states("cuda", recorder, ssm)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_bf16", "qwen3", "gemma3_text", "qwen3_5_text", *EXPERTS])
 def test_replays_compute_what_their_calls_compute(tiny_models: Path, name: str) -> None:
     """Products of as many rows, so to the bit. Launched ahead, whether rows share what they read or not."""
     want = decode_together(ReplayingDriver(tiny_models / name, Repeating(), "cuda"))
@@ -49,13 +55,13 @@ def test_replays_compute_what_their_calls_compute(tiny_models: Path, name: str) 
         assert all(torch.equal(*pages) for pages in zip(got.pages, want.pages, strict=True))
 
 
-@pytest.mark.parametrize("name", ["llama", *EXPERTS])
+@pytest.mark.parametrize("name", ["llama", "qwen3_5_text", *EXPERTS])
 def test_tokens_are_those_of_steps_without_graphs(tiny_models: Path, recorder: GraphRecorder, name: str) -> None:
     replaying = decode_together(ReplayingDriver(tiny_models / name, recorder, "cuda"))
     assert replaying.tokens == decode_together(EagerDriver(tiny_models / name, "cuda")).tokens
 
 
-@pytest.mark.parametrize("name", ["llama", *EXPERTS])
+@pytest.mark.parametrize("name", ["llama", "qwen3_5_text", *EXPERTS])
 def test_a_replay_waits_for_nothing(tiny_models: Path, recorder: GraphRecorder, name: str) -> None:
     driver = ReplayingDriver(tiny_models / name, recorder, "cuda")
     check_launch_waits_for_nothing(driver)

@@ -68,6 +68,17 @@ def compiled_sizes(target: Target) -> list[int]:
     return found
 
 
+def compile_state_moves(capability: int) -> None:
+    """Both copies of recurrent states, in each of their types."""
+    kernels: Any = importlib.import_module("deltaserve.compute.attention.triton.state_kernels")
+    fixed = {"SLOT_STRIDE": 36 << 19, "HEAD_STRIDE": 36 << 14, "NUM_HEADS": 32, "LENGTH": 1 << 14}
+    fixed |= {"NUM_BLOCKS": 16, "BLOCK": 1024}
+    for kernel in (kernels.load_states, kernels.store_states):
+        for kept_as in ("*fp32", "*bf16", "*fp16"):
+            types = {"slots": "*i64", **dict.fromkeys(("states", "values", "out"), kept_as)}
+            compiled_bytes(kernel, types, fixed, capability)
+
+
 def compiled_bytes(
     kernel: Any,
     types: dict[str, str],

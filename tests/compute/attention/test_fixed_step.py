@@ -74,7 +74,7 @@ class OnDevice:
         self.positions = torch.zeros(nobody + 1, dtype=torch.int64, device=device)
         self.num_rows = torch.zeros(1, dtype=torch.int32, device=device)
         self.of_device = torch.zeros((nobody + 1, table.shape[1]), dtype=torch.int32, device=device)
-        self.rows = RowsOnDevice(self.lines, self.num_rows, self.positions, (self.of_device,))
+        self.rows = RowsOnDevice(self.lines, self.num_rows, self.num_rows, self.positions, (self.of_device,))
 
     def put(self, batch: Batch) -> RowsToCome:
         """The rows of the batch are those of the step."""

@@ -3,6 +3,7 @@
 import zlib
 
 import numpy as np
+import pytest
 import torch
 
 from deltaserve.compute.attention.attention import Batch, Query
@@ -15,6 +16,9 @@ from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.shard import Shard
 from deltaserve.core.layout.spec import CacheSpec, HeadBlock, PageGroup, StateGroup
 from deltaserve.core.tokens import unpack_u32
+from tests.compute.attention.fixed_states_checks import check_fixed_states
+from tests.compute.attention.step_tape import StepTape
+from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
 
 KEY, VALUE = HeadBlock(2, 2 * 3, 4), HeadBlock(4, 2 * 3, 5)
 KV = PageGroup("kv", 1, 1, 8, DType.FLOAT32)
@@ -113,3 +117,14 @@ def test_what_a_slot_held_before_is_not_read_at_position_0() -> None:
     states = step.attention.begin_states(Batch((Query(0, 0, 8),), 64))
     assert [not block.any() for group in states for block in group.load(0)] == [True] * 4
     assert np.isfinite(states[1].load(1)[0].numpy()).all()
+
+
+def check_on_tape(ssm: DType) -> None:
+    check_fixed_states("cpu", StepTape(), ssm)
+
+
+@needs_triton
+@pytest.mark.parametrize("ssm", [DType.FLOAT32, DType.BFLOAT16])
+def test_slots_that_the_device_finds_are_those_of_the_host(process: KernelProcess, ssm: DType) -> None:
+    """Recorded once; nothing in it waits for the device, which the tape refuses."""
+    run_in(process, check_on_tape, ssm)

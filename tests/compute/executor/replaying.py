@@ -171,8 +171,10 @@ def decode_together(driver: Driver, shares: bool = True) -> Outcome:
         start = COMMON if 0 < row < 5 else 0
         prompt = first if row == 0 else first[:start] + random_tokens(length - start, row)
         driver.open(row, prompt, rules(row, **changes), 128, 0 if start else None, start)
-        step([prompt_item(row, prompt, start)])
-    ends, drawn_in = list(PROMPT_LENS), list(range(len(PROMPT_LENS)))
+        if row == 0:  # others go on from the states behind what they have in common
+            step([replace(prompt_item(row, prompt[:COMMON]), samples=False)])
+        step([prompt_item(row, prompt, COMMON if row == 0 else start)])
+    ends, drawn_in = list(PROMPT_LENS), list(range(1, 1 + len(PROMPT_LENS)))
 
     def of(rows: Sequence[int]) -> tuple[SharedRun, ...]:
         readers = tuple(RowId(row) for row in rows if row < 5)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import Batch, Query, StepAttention
+from deltaserve.compute.attention.attention import Batch, Query, StepAttention, StepStates
 from deltaserve.compute.attention.fixed_step import FixedStepBackend, RowsOnDevice, RowsToCome
 from deltaserve.compute.attention.plan import Int64s
 from deltaserve.compute.executor.inputs import StepInputs, UnreadTokens, Wanted
@@ -97,6 +97,14 @@ def test_replays_of_experts(process: KernelProcess, tiny_models: Path, tmp_path:
     run_in(process, check_replays_of_experts, with_parts(tiny_models / name, tmp_path, layers))
 
 
+@needs_triton
+def test_replays_over_recurrent_states(process: KernelProcess, tiny_models: Path, tmp_path: Path) -> None:
+    """Bytes of all states are those that steps by themselves leave: also where pages begin, of rows that join and
+    leave, and behind each recording, which computes a step once more than it is replayed."""
+    model = with_parts(tiny_models / "qwen3_5_text", tmp_path, (0, 1))
+    run_in(process, check_replays, model, (ReplayingDriver, RecordingDriver))
+
+
 # ---------------------------------------------------------------- which models
 
 
@@ -107,7 +115,8 @@ def test_replays_of_experts(process: KernelProcess, tiny_models: Path, tmp_path:
         ("gemma3_text", "its attention backend has no such steps"),
         ("qwen3_moe", "the rows of its experts are counted on the host"),
         ("deepseek_v3", "the rows of its experts are counted on the host"),
-        ("qwen3_5_text", "its recurrent layers cut steps on the host"),
+        ("qwen3_5_text", "its attention backend has no such steps"),
+        ("qwen3_next", "the rows of its experts are counted on the host"),
     ],
 )
 def test_a_line_says_why_steps_are_not_recorded(
@@ -165,7 +174,9 @@ class Sums:
 
     spec = SimpleNamespace(vocab_size=VOCAB)
 
-    def forward(self, tokens: Tensor, positions: Tensor, attention: Sequence[StepAttention]) -> Hidden:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attention: Sequence[StepAttention], last: None, states: Sequence[Any]
+    ) -> Hidden:
         normed = (tokens + 1000 * positions)[:, None]
         return Hidden(normed, -normed, None)
 
@@ -189,6 +200,7 @@ class Rooms(FixedStepBackend):
 
 class Room:
     attention: Sequence[StepAttention] = ()
+    states: Sequence[StepStates] = ()
     shared_tokens = 0
 
     def __init__(self, rooms: Rooms, most: int) -> None:
@@ -396,9 +408,11 @@ def test_where_a_recording_fails_steps_go_on_without(caplog: pytest.LogCaptureFi
 def test_a_recording_that_fails_leaves_rows_where_they_stood(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have computed the step: another that reads the tokens drawn before it must find those."""
     replaying = Replaying.of(4)
+    num_stored = replaying.rows.on_device(4).num_stored
 
     def fail(run: Callable[[], None]) -> Callable[[], None]:
         run()
+        assert not num_stored.any()
         raise RuntimeError("operation failed due to a previous error during capture")
 
     monkeypatch.setattr(replaying.recorder, "record", fail)
@@ -406,6 +420,7 @@ def test_a_recording_that_fails_leaves_rows_where_they_stood(monkeypatch: pytest
     assert replaying.draw({0: 3, 2: 5}, {}) is None
     assert replaying.rows.last_drawn.equal(drawn)
     assert replaying.rows.positions[[0, 2]].tolist() == [3, 5]
+    assert num_stored.tolist() == [2]
 
 
 # ---------------------------------------------------------------- draws on the device

@@ -8,7 +8,14 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
-from deltaserve.compute.layers.delta_rule import DeltaTokens, extend_state, normalised, step_states
+from deltaserve.compute.layers.delta_rule import (
+    DeltaRun,
+    DeltaRuns,
+    DeltaTokens,
+    extend_state,
+    normalised,
+    step_states,
+)
 
 KEY_HEADS, GROUP, KEY_DIM, VALUE_DIM = 2, 3, 16, 24
 
@@ -105,6 +112,18 @@ def test_one_token_of_many_requests() -> None:
     out = step_states(tokens, states)
     close(out, torch.cat([want for want, _ in alone]))
     close(states, torch.stack([last for _, last in alone]))
+
+
+def test_one_token_of_each_request_needs_nothing_from_the_host() -> None:
+    """What is made on the device for such a step is what its runs say."""
+    cpu = torch.device("cpu")
+    of_runs = DeltaRuns.of([DeltaRun(row, slice(row, row + 1), 7 * row) for row in range(4)], cpu)
+    made = DeltaRuns.one_each(4, cpu)
+    for name in ("ones", "tokens", "table"):
+        assert getattr(made, name).dtype is torch.int64 and getattr(made, name).is_contiguous()
+        assert getattr(made, name).tolist() == getattr(of_runs, name).tolist()
+    states, tokens = torch.zeros(4, 2), torch.zeros(5, 3)
+    assert made.are_one_each(states, tokens[:4]) and not made.are_one_each(states, tokens)
 
 
 def test_values_of_real_sizes() -> None:

@@ -111,7 +111,9 @@ def test_packed_matrices_do_not_stay_as_they_lay() -> None:
         with patch("deltaserve.compute.weights.packing.packing_pays", return_value=pays):
             packed = plain.packed(CODE_RULES["none"])
         assert (packed.stacked is None) == pays
-        assert packed.down[0].is_mkldnn == pays
+        down = packed.down[0]
+        assert isinstance(down, torch.Tensor)
+        assert down.is_mkldnn == pays
 
 
 # ---------------------------------------------------------------- GPUs that are not there

@@ -75,3 +75,37 @@ class StepAttention(Protocol):
         that every position sees, and that has no value.
         """
         ...
+
+
+class StepStates(Protocol):
+    """Recurrent states of one step, of one state group: one of each query, in batch order.
+
+    A query [q_start, q_end) goes on from the state after q_start - 1 and leaves the one after q_end - 1. Those may be
+    two slots, of which the first is not written: it may be a checkpoint that others go on from, too.
+    """
+
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        """Queries in batch order; () in a fixed step (fixed_step.py), whose rows the device alone knows."""
+        ...
+
+    @property
+    def single_tokens(self) -> int | None:
+        """Number of queries, where each has one token that is no guess; None: `queries` says what they are."""
+        ...
+
+    @property
+    def undecided(self) -> tuple[int, ...]:
+        """Queries that end in guesses: see `Batch.undecided`."""
+        ...
+
+    def load(self, layer: int, some: Tensor | None = None) -> tuple[Tensor, ...]:
+        """A copy of each block [B, heads, rows, width], zeros where a query begins at position 0.
+
+        `layer` counts within the group. `some` [B] int64: of these queries; None: of all.
+        """
+        ...
+
+    def store(self, layer: int, *values: Tensor, some: Tensor | None = None) -> None:
+        """Write each block [B, heads, rows, width]."""
+        ...

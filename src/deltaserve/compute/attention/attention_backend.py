@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import Batch, StepAttention
+from deltaserve.compute.attention.attention import Batch, StepAttention, StepStates
 from deltaserve.compute.attention.plan import sharers
-from deltaserve.compute.attention.step_states import StepStates, step_states
+from deltaserve.compute.attention.step_states import step_states
 from deltaserve.compute.memory.host_arrays import on_device
 from deltaserve.compute.memory.kv_pool import KvArena, KvPool
 from deltaserve.compute.memory.page_table import PageTable, Table

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import Shared, StepAttention
+from deltaserve.compute.attention.attention import Shared, StepAttention, StepStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class RowsOnDevice:
 
     lines: Tensor  # [B] int64: lines of the page tables; those beyond the step's rows name a line that nobody has
     num_rows: Tensor  # [1] int32: rows of the step, the first ones of `lines`
+    num_stored: Tensor  # [1] int32: those whose recurrent states are stored: all, or none, see ResidentRows.standing
     positions: Tensor  # [lines] int64: the position that a line's row computes next
     tables: Sequence[Tensor]  # [lines, pages] int32 of each pool
 
@@ -47,12 +48,19 @@ class FixedStep(Protocol):
         ...
 
     @property
+    def states(self) -> Sequence[StepStates]:
+        """What `AttentionBackend.begin_states` returns, for as many rows: those that a step does not have read zeros
+        and store nothing."""
+        ...
+
+    @property
     def shared_tokens(self) -> int:
         """Positions that the step does not read again because of sharing."""
         ...
 
     def plan(self) -> None:
-        """Have the device make the work list of the rows as it finds them then. Recorded before `attention` is used."""
+        """Have the device make the work list of the rows as it finds them then, and find their states. Recorded before
+        `attention` and `states` are used."""
         ...
 
     def holds(self, ends: npt.NDArray[np.int64]) -> bool:

@@ -5,7 +5,8 @@ take part for the first time, other rows than in the step before, new pages. Tha
 launch for each kind of change; where the same rows go on, neither.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,6 +67,7 @@ class ResidentRows:
         self.rules = torch.from_numpy(idle_rules()).repeat(num_lines, 1).to(device)  # [lines, NUM_RULES]
         self._lines = torch.full((max_rows,), max_rows, dtype=torch.int64, device=device)  # of the step
         self._num_rows = torch.zeros(1, dtype=torch.int32, device=device)
+        self._num_stored = torch.zeros_like(self._num_rows)  # as `RowsOnDevice.num_stored`
         self._tables = tuple(
             torch.zeros((num_lines, table.shape[1]), dtype=torch.int32, device=device) for table in self._of_host
         )
@@ -82,7 +84,7 @@ class ResidentRows:
 
     def on_device(self, num_rows: int) -> RowsOnDevice:
         """Where the device finds the rows of a step of at most so many."""
-        return RowsOnDevice(self._lines[:num_rows], self._num_rows, self.positions, self._tables)
+        return RowsOnDevice(self._lines[:num_rows], self._num_rows, self._num_stored, self.positions, self._tables)
 
     def scaled_logits(self, num_logits: int) -> Tensor:
         """[max_rows, num_logits] float32 with any content, the same memory for all recorded steps: only one of them is
@@ -114,6 +116,7 @@ class ResidentRows:
             lines[: len(self._index)] = self._index
             self._tell([*self._changes(step), _LineChange(self._lines, np.arange(self._max_rows), lines)])
             self._num_rows.fill_(len(step.rows))
+            self._num_stored.fill_(len(step.rows))
         elif changes := self._changes(step):
             self._tell(changes)
 
@@ -127,6 +130,19 @@ class ResidentRows:
     def advance(self) -> None:
         """The device was given a step, in which each row draws a token."""
         self._next[self._index] += 1
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """Within, the device may compute the step once or more, and its rows stay where they are: positions and last
+        tokens are put back, and no recurrent state is stored, which would take in the token each time."""
+        kept = [(tensor, tensor.clone()) for tensor in (self.positions, self.last_drawn)]
+        self._num_stored.zero_()
+        try:
+            yield
+        finally:
+            for tensor, values in kept:
+                tensor.copy_(values)
+            self._num_stored.copy_(self._num_rows)
 
     def forget(self) -> None:
         """A step failed: what the device has of it, or was told before it, is not known. It is told all of it anew."""

@@ -41,6 +41,7 @@ def _recorded(spec: ModelSpec, sizes: StepSizes) -> int:
         return 0
     results = sizes.max_rows * (sizes.context_len // sizes.split_tokens + 2)
     floats = sizes.max_rows * spec.vocab_size + 4 * results * spec.num_heads * (spec.head_dim + 1)
+    floats += max(layer.mixer.scratch_floats(StepLens(sizes.max_rows, sizes.max_rows)) for layer in spec.layers)
     return _activations(spec, sizes.max_rows) + floats * _FLOAT
 
 

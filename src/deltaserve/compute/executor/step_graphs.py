@@ -1,8 +1,8 @@
 """Decode steps recorded once for each of a few numbers of rows, and replayed: one launch in place of hundreds.
 
 A step of B rows is computed as one of the next larger number that is recorded. The rows that it does not have stand in
-its products and norms, where rows do not see each other, but write no keys and values and see none. What differs from
-step to step stands in the device's memory (resident_rows.py), and a step that draws advances it there.
+its products and norms, where rows do not see each other, but write no keys, values and states and see none. What
+differs from step to step stands in the device's memory (resident_rows.py), and a step that draws advances it there.
 """
 
 import logging
@@ -70,7 +70,8 @@ class _RecordedStep:
         self._attention.plan()
         positions = rows.positions.index_select(0, lines)
         tokens = rows.last_drawn.index_select(0, lines)
-        self.hidden = self._decoder.forward(tokens, positions, self._attention.attention)
+        attention, states = self._attention.attention, self._attention.states
+        self.hidden = self._decoder.forward(tokens, positions, attention, None, states)
         if self._drawing is not None:
             self._drawing.draw(self._decoder.stored_logits(self.hidden.normed), lines, self.draws)
 
@@ -186,18 +187,14 @@ class StepGraphs:
         return made
 
     def _record(self, bucket: _Bucket, number: int, way: WayToDraw | None) -> tuple[_RecordedStep, Callable[[], None]]:
-        """To record a step may compute it, and so may a recording that fails: rows are put back to where they stand
-        before it."""
+        """To record a step may compute it, and so may a recording that fails: rows stand behind it where they stood
+        before."""
         rows = self._rows
         self._num_recorded += 1
-        kept = [(tensor, tensor.clone()) for tensor in (rows.positions, rows.last_drawn)]
         drawing = None if way is None else self._make_draws(rows, number, self._decoder.spec.vocab_size, way)
         recorded = _RecordedStep(self._decoder, rows, number, bucket.attention, drawing)
-        try:
+        with rows.standing():
             bucket.replays[way] = recorded, self._recorder.record(recorded.run)
-        finally:
-            for tensor, values in kept:
-                tensor.copy_(values)
         _log.debug("CUDA graphs: a step of %d rows is recorded", number)
         return bucket.replays[way]
 

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import StepAttention
-from deltaserve.compute.attention.step_states import StepStates
+from deltaserve.compute.attention.attention import StepAttention, StepStates
 from deltaserve.compute.collective.collective import ALONE, Collective
 from deltaserve.compute.collective.expert_group import ExpertGroup
 from deltaserve.compute.layers.layer_kind import LastTokens, LayerStep, Place, SharedStep, Undecided

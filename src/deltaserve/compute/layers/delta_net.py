@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from deltaserve.compute.attention.step_states import StepStates
+from deltaserve.compute.attention.attention import StepStates
 from deltaserve.compute.layers.activations import sigmoid, silu, softplus
 from deltaserve.compute.layers.delta_rule import DeltaRun, DeltaRuns, DeltaTokens, joined, normalised
 from deltaserve.compute.layers.layer_kind import LastTokens, LayerStep, Place
@@ -36,6 +36,8 @@ class StepTokens:
     @classmethod
     def of(cls, spec: DeltaSpec, states: Sequence[StepStates], device: torch.device) -> Self:
         conv, recurrent = states
+        if conv.single_tokens is not None:
+            return cls(conv, recurrent, DeltaRuns.one_each(conv.single_tokens, device), None)
         runs, guessed, token = [], [], 0
         for index, query in enumerate(conv.queries):
             tokens = slice(token, token + query.q_len)
@@ -158,9 +160,13 @@ def mix_tokens(x: Tensor, weights: DeltaWeights, norm_eps: float, ops: StepOps, 
 def _convolved(channels: Tensor, kernel: Tensor, spec: DeltaSpec, step: StepTokens, layer: int) -> Tensor:
     """channels [T, C], kernel [taps, C] -> [T, C] float32; the inputs of each request's last tokens are kept."""
     before = _side_by_side(step.conv.load(layer)).to(channels.dtype)  # [B, taps - 1, C]
+    runs = step.runs
+    if runs.are_one_each(before, channels):
+        window = torch.cat((before, channels[:, None]), 1)
+        step.conv.store(layer, *_blocks(window[:, 1:], spec))
+        return silu(_taps(window, kernel)[:, 0])
     out = torch.empty(channels.shape, dtype=torch.float32, device=channels.device)
     after = torch.empty_like(before)
-    runs = step.runs
     if len(runs.ones):
         window = torch.cat((before[runs.ones], channels[runs.tokens, None]), 1)
         out[runs.tokens] = _taps(window, kernel)[:, 0]

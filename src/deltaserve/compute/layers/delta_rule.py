@@ -67,16 +67,26 @@ class DeltaRuns:
     table: Tensor  # [B1 + runs, 3] int64 on the host, of all: state, first token, number of tokens
 
     @classmethod
+    def one_each(cls, num_states: int, device: torch.device) -> Self:
+        """Token i moves state i: on the device nothing comes from the host, so that such a step can be recorded."""
+        ones, of_host = torch.arange(num_states, device=device), torch.arange(num_states)
+        return cls(ones, ones, (), torch.stack((of_host, of_host, torch.ones_like(of_host)), 1))
+
+    @classmethod
     def of(cls, runs: Sequence[DeltaRun], device: torch.device) -> Self:
         table = torch.tensor([(run.state, run.tokens.start, run.num_tokens) for run in runs], dtype=torch.int64)
         table = table.view(-1, 3)
         ones = table[table[:, 2] == 1].to(device)
         return cls(ones[:, 0], ones[:, 1], tuple(run for run in runs if run.num_tokens > 1), table)
 
+    def are_one_each(self, states: Tensor, tokens: Tensor) -> bool:
+        """Whether token i moves state i, for all of these states [B, ..] and tokens [T, ..]."""
+        return len(self.ones) == len(states) == len(tokens)
+
 
 def recurred(tokens: DeltaTokens, states: Tensor, runs: DeltaRuns) -> Tensor:
     """[T, Hk, G, V]: what tokens of runs read, anything for others. `states` [B, Hk, G, K, V] move on."""
-    if len(runs.ones) == len(states) == len(tokens.q):
+    if runs.are_one_each(states, tokens.q):
         return step_states(tokens, states)
     out = torch.empty_like(tokens.v)
     if len(runs.ones):

@@ -7,8 +7,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import StepAttention
-from deltaserve.compute.attention.step_states import StepStates
+from deltaserve.compute.attention.attention import StepAttention, StepStates
 from deltaserve.compute.collective.collective import Collective
 from deltaserve.compute.collective.expert_group import ExpertGroup
 from deltaserve.compute.layers.step_ops import StepOps

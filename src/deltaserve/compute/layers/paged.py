@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import StepAttention
-from deltaserve.compute.attention.step_states import StepStates
+from deltaserve.compute.attention.attention import StepAttention, StepStates
 from deltaserve.compute.layers.layer_kind import LastTokens, LayerStep, Place
 from deltaserve.compute.layers.step_ops import StepOps
 

@@ -31,6 +31,10 @@ class StateArena(Arena):
         strides = (slot_len, block.num_layers * of_layer, block.row_width, 1)
         return elements.as_strided(shape, strides, block.start + layer * of_layer)
 
+    def layer_blocks(self, layer: int) -> tuple[Tensor, ...]:
+        """Each block of a layer in place, [slots, heads, rows, width]; rows and width of a head are adjacent."""
+        return self._layers[layer]
+
     def load(self, layer: int, slots: Tensor) -> tuple[Tensor, ...]:
         """`slots` [B] int64 -> of each block a copy [B, heads, rows, width]"""
         return tuple(view.index_select(0, slots) for view in self._layers[layer])

@@ -21,7 +21,6 @@ class DeltaSpec(MixerSpec):
     """Sizes of a layer; its mathematics: compute/layers/delta_rule.py."""
 
     kind: ClassVar[str] = "delta_net"
-    unrecordable: ClassVar[str | None] = "its recurrent layers cut steps on the host"
 
     num_key_heads: int
     num_value_heads: int

@@ -11,11 +11,12 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import Batch, StepAttention
+from deltaserve.compute.attention.attention import Batch, StepAttention, StepStates
 from deltaserve.compute.attention.attention_backend import AttentionBackend, PagesInUse
 from deltaserve.compute.attention.fixed_step import FixedStepBackend, RowsOnDevice, RowsToCome
 from deltaserve.compute.attention.opening import open_kernels
 from deltaserve.compute.attention.plan import Int64s, TileSize, WorkTiles, plan_work
+from deltaserve.compute.attention.triton.fixed_states import FixedStates, StateMoves
 from deltaserve.compute.attention.triton.kind import KIND
 from deltaserve.compute.attention.triton.row_work import RowCut, RowWork, SharedWork, shared_work
 from deltaserve.compute.attention.triton.triton_kernels import partial_results, store_tokens
@@ -61,6 +62,7 @@ class TritonAttention(AttentionBackend, FixedStepBackend):
         AttentionBackend.__init__(self, pool, tables, query_heads)
         device = pool.arenas[0].bytes.device
         self._kernels = _Kernels(device)
+        self._state_moves = StateMoves()
         self._fixed_scratch = Workspace(device)
         """Apart: fixed steps keep what they were given when it grows, and other steps may need much more."""
 
@@ -70,7 +72,15 @@ class TritonAttention(AttentionBackend, FixedStepBackend):
             pages = _PagesOfGroup(*self._place(group), self._kernels)
             pool = self._pool.cache.pool_of(pages.arena.layout.group)
             groups.append(_FixedGroup(pages, pages.cut(rows.split_tokens), on_device.tables[pool]))
-        return TritonFixedStep(groups, on_device, rows, self._fixed_scratch)
+        return TritonFixedStep(groups, self._fixed_states(on_device), on_device, rows, self._fixed_scratch)
+
+    def _fixed_states(self, on_device: RowsOnDevice) -> list[FixedStates]:
+        cache, arenas = self._pool.cache, self._pool.state_arenas
+        tables = [on_device.tables[cache.pool_of(arena.layout.group)] for arena in arenas]
+        return [
+            FixedStates(arena, on_device, table, cache.page_size, self._state_moves)
+            for arena, table in zip(arenas, tables, strict=True)
+        ]
 
     @property
     def scratch_bytes(self) -> int:
@@ -141,9 +151,15 @@ class TritonFixedStep:
     room, or of less, have the same, and as sizes are powers of two all that is kept is less than twice the largest."""
 
     def __init__(
-        self, groups: Sequence[_FixedGroup], on_device: RowsOnDevice, rows: RowsToCome, scratch: Workspace
+        self,
+        groups: Sequence[_FixedGroup],
+        states: Sequence[FixedStates],
+        on_device: RowsOnDevice,
+        rows: RowsToCome,
+        scratch: Workspace,
     ) -> None:
         self._groups = tuple(groups)
+        self._states = tuple(states)
         self._num_rows = num_rows = len(on_device.lines)
         self._work = [
             RowWork(on_device, group.table, group.cut, group.capacity(num_rows, rows)) for group in self._groups
@@ -160,12 +176,18 @@ class TritonFixedStep:
         return self._attention
 
     @property
+    def states(self) -> Sequence[StepStates]:
+        return self._states
+
+    @property
     def shared_tokens(self) -> int:
         return self._shared_tokens
 
     def plan(self) -> None:
         for work in self._work:
             work.plan()
+        for states in self._states:
+            states.plan()
 
     def holds(self, ends: Int64s) -> bool:
         return all(work.holds(ends) for work in self._work)
