@@ -68,7 +68,7 @@ class StatesWorld:
         return torch.zeros(0, dtype=torch.int64, device=self.device)
 
     def _random(self, shape: torch.Size) -> Tensor:
-        """Of so many rows, in no order of memory."""
+        """States [ROOM, heads, rows, width], in no order of memory."""
         heads, rows, width = shape
         return torch.randn((ROOM, rows, heads, width)).to(self.device).transpose(1, 2)
 

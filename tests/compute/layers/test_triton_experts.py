@@ -38,7 +38,7 @@ pytestmark = needs_triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_layer(process: KernelProcess, variant: str, dtype: torch.dtype) -> None:
-    """Of one token, of a few, and of so many that blocks are tall."""
+    """Steps of one token, of a few, and of so many that blocks are tall."""
     run_in(process, check_layer, "cpu", variant, dtype, SMALL, (1, 5, 100))
 
 
