@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from ctypes import addressof, c_char
-from threading import Timer
+from threading import Event, Timer
 from typing import Any
 
 from deltaserve.core.extents import Copy, Region, Span
@@ -55,8 +55,10 @@ def check(asked: TransportOptions | None) -> Iterator[Line]:
 def _tried(children: list["subprocess.Popen[str]"], options: TransportOptions) -> Line:
     """What comes of it within the limit, at which both are ended."""
     writer, reader = children
+    is_over = Event()
 
     def end_both() -> None:
+        is_over.set()  # first: who reads of them is woken by their end
         writer.kill()
         reader.kill()
 
@@ -65,8 +67,8 @@ def _tried(children: list["subprocess.Popen[str]"], options: TransportOptions) -
     try:
         return _probe(writer, reader, options)
     except (OSError, ValueError, KeyError) as error:
-        is_over = limit.finished.is_set()
-        reason = _cannot(f"nothing came of it within {_LIMIT_S:g} s") if is_over else _reason(children)
+        is_late = is_over.is_set()
+        reason = _cannot(f"nothing came of it within {_LIMIT_S:g} s") if is_late else _reason(children)
         return Line(Level.FAIL, "transfer", reason or _cannot(type(error).__name__))
     finally:
         limit.cancel()
