@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import gc
 import os
 import signal
 import stat
@@ -128,6 +129,7 @@ def test_a_folder_that_cannot_be_marked_is_not_left(own_tmp: Path, monkeypatch: 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "touch", fail)
+    gc.collect()  # of tests before: it may close descriptors at any moment
     num_open = num_open_files()
     with pytest.raises(ConfigError, match="No space left on device"), private_folder():
         pytest.fail("nobody gets here")
