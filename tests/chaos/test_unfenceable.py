@@ -35,10 +35,21 @@ async def quarantined(http: httpx.AsyncClient) -> dict[str, float]:
     return found
 
 
-async def connected(http: httpx.AsyncClient) -> None:
+async def revive(cluster: Cluster) -> None:
+    """Whoever has ended is started again: for pages in quarantine for long, or as UCX itself crashes on shared memory
+    whose writer is gone (seen once). As safe as waiting."""
+    for process in cluster.processes.values():
+        if process.has_ended:
+            process.kill()
+            cluster.tell_death(process.name)
+    await cluster.heal()
+
+
+async def connected(cluster: Cluster, http: httpx.AsyncClient) -> None:
     """Every worker talks to the front. Ready for requests it need not be: much in quarantine is a reason not to."""
     async with asyncio.timeout(PATIENCE_S):
         while not all((await worker_metrics(http)).values()):
+            await revive(cluster)  # a drain may end at any moment
             await asyncio.sleep(0.1)
 
 
@@ -51,12 +62,8 @@ async def lose_writers(cluster: Cluster, http: httpx.AsyncClient, questions: lis
         cluster.processes[name].kill()
         cluster.tell_death(name)
     await asyncio.gather(*asked)  # rightly answered, or with an error that says that it may be sent again
-    for process in cluster.processes.values():
-        if process.has_ended:  # seen once: UCX itself crashes on shared memory whose writer is gone. As safe as waiting
-            process.kill()
-            cluster.tell_death(process.name)
-    await cluster.heal()
-    await connected(http)
+    await revive(cluster)
+    await connected(cluster, http)
     await asyncio.sleep(REPORTED_S)
     return sum((await quarantined(http)).values())
 
