@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.layers.dense import DenseWeights
-from deltaserve.compute.layers.grouped_experts import GateClamp, GroupedExperts, StackedExperts, experts_one_by_one
+from deltaserve.compute.layers.grouped_experts import GroupedExperts, StackedExperts, experts_one_by_one
 from deltaserve.compute.layers.moe import MoeBiases, MoeWeights
 from deltaserve.compute.layers.ops_choice import check_grouped_experts
 from deltaserve.compute.layers.step_ops import StepOps, TorchOps
@@ -56,7 +56,7 @@ def layer(variant: str, dtype: torch.dtype, device: str, size: LayerSize = SMALL
     if spec.clamped is not None:
         up_bias, down_bias = draw(dtype, size.experts, 2 * size.inner), draw(dtype, size.experts, size.hidden)
         biases = MoeBiases(draw(dtype, size.experts), up_bias.unbind(), down_bias.unbind())
-        stacked = StackedExperts(gate_up, down, up_bias, down_bias, clamp=GateClamp(*_glu(spec.clamped)))
+        stacked = StackedExperts(gate_up, down, up_bias, down_bias, clamped=spec.clamped)
     if spec.router is RouterKind.SIGMOID:
         router, correction = router.float(), draw(torch.float32, size.experts, scale=0.1)
     if spec.shared_size:
@@ -65,10 +65,6 @@ def layer(variant: str, dtype: torch.dtype, device: str, size: LayerSize = SMALL
     gate = matrix(1, size.hidden) if spec.shared_gate else None
     experts = gate_up.unbind(), down.unbind()
     return MoeWeights(spec, router, correction, *experts, shared, gate, biases=biases, stacked=stacked)
-
-
-def _glu(glu: ClampedGlu) -> tuple[float, float]:
-    return glu.alpha, glu.limit
 
 
 def assert_near(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:

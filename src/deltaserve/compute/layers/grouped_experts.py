@@ -5,18 +5,14 @@ a decode step can be recorded, and no step waits for the device to count.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-
-class GateClamp(NamedTuple):
-    """Numbers of ClampedGlu (model/layers/moe.py)."""
-
-    alpha: float
-    limit: float
+from deltaserve.compute.layers.activations import sigmoid
+from deltaserve.model.layers.moe import ClampedGlu
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +25,8 @@ class StackedExperts:
     down_bias: Tensor | None = None  # [E, hidden]
     first_expert: int = 0
     """Id of the first; of others than these E nothing is held."""
-    clamp: GateClamp | None = None
-    """Present: the gate is ClampedGlu's; else SwiGLU."""
+    clamped: ClampedGlu | None = None
+    """Present: how gate and up are multiplied; else it is SwiGLU."""
 
 
 class GroupedExperts(Protocol):
@@ -54,13 +50,16 @@ def _of_expert(x: Tensor, index: int, experts: StackedExperts) -> Tensor:
     """x [hidden] -> [hidden] float32"""
     biases = [None if bias is None else bias[index].float() for bias in (experts.gate_up_bias, experts.down_bias)]
     both = functional.linear(x.float(), experts.gate_up[index].float(), biases[0])
-    if experts.clamp is None:
+    if experts.clamped is None:
         gate, up = both.chunk(2)
         hidden = functional.silu(gate) * up
     else:
-        gate, up = (
-            both[0::2].clamp(max=experts.clamp.limit),
-            both[1::2].clamp(-experts.clamp.limit, experts.clamp.limit),
-        )
-        hidden = gate * (gate * experts.clamp.alpha).sigmoid() * (up + 1.0)
+        hidden = clamped_gated(both, experts.clamped)
     return functional.linear(hidden, experts.down[index].float(), biases[1])
+
+
+def clamped_gated(gate_up: Tensor, glu: ClampedGlu) -> Tensor:
+    """[.., 2 I], gate and up of a channel side by side -> [.., I]"""
+    gate = gate_up[..., 0::2].clamp(max=glu.limit)
+    up = gate_up[..., 1::2].clamp(-glu.limit, glu.limit)
+    return (gate * sigmoid(gate * glu.alpha)).mul_(up.add_(1.0))

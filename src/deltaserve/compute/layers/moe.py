@@ -9,14 +9,14 @@ from torch import Tensor
 from deltaserve.compute.collective.expert_group import ExpertGroup
 from deltaserve.compute.layers.activations import sigmoid
 from deltaserve.compute.layers.dense import DenseWeights, allocate_gated
-from deltaserve.compute.layers.grouped_experts import GateClamp, StackedExperts
+from deltaserve.compute.layers.grouped_experts import StackedExperts, clamped_gated
 from deltaserve.compute.layers.step_ops import StepOps
 from deltaserve.compute.weights.block_matrix import Matrix
 from deltaserve.compute.weights.packing import pack, pack_values
 from deltaserve.compute.weights.targets import TargetTable
 from deltaserve.model.code_plan import CodeRules
 from deltaserve.model.layers.layer_spec import Activation
-from deltaserve.model.layers.moe import CORRECTION, FUSED_EXPERTS, ClampedGlu, MoeSpec, RouterKind
+from deltaserve.model.layers.moe import CORRECTION, FUSED_EXPERTS, MoeSpec, RouterKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,8 @@ def _allocate_transposed(table: TargetTable, spec: MoeSpec, prefix: str, first: 
         gate_up=gate_up_bias.unbind(),
         down=down_bias.unbind() if len(down_bias) else None,
     )
-    assert spec.clamped is not None
-    router, clamp = table.whole(f"{prefix}.gate.weight"), GateClamp(spec.clamped.alpha, spec.clamped.limit)
-    stacked = StackedExperts(gate_up, down, gate_up_bias, down_bias if len(down_bias) else None, first, clamp)
+    router = table.whole(f"{prefix}.gate.weight")
+    stacked = StackedExperts(gate_up, down, gate_up_bias, down_bias if len(down_bias) else None, first, spec.clamped)
     experts = gate_up.unbind(), down.unbind()
     return MoeWeights(spec, router, None, *experts, first_expert=first, biases=biases, stacked=stacked)
 
@@ -186,15 +185,8 @@ def _expert(x: Tensor, index: int, weights: MoeWeights, ops: StepOps) -> Tensor:
     biases, clamped = weights.biases, weights.spec.clamped
     if clamped is None or biases is None:
         return ops.product(ops.gated(ops.product(x, weights.gate_up[index]), Activation.SILU), weights.down[index])
-    hidden = _clamped_gated(ops.product(x, weights.gate_up[index], biases.gate_up[index]), clamped)
+    hidden = clamped_gated(ops.product(x, weights.gate_up[index], biases.gate_up[index]), clamped)
     return ops.product(hidden, weights.down[index], None if biases.down is None else biases.down[index])
-
-
-def _clamped_gated(gate_up: Tensor, spec: ClampedGlu) -> Tensor:
-    """[T, 2 I], gate and up of a channel side by side -> [T, I]"""
-    gate = gate_up[..., 0::2].clamp(max=spec.limit)
-    up = gate_up[..., 1::2].clamp(-spec.limit, spec.limit)
-    return (gate * sigmoid(gate * spec.alpha)).mul_(up.add_(1.0))
 
 
 def _weighted_sum(chosen: Tensor, gains: Tensor) -> Tensor:

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltaserve.compute.layers.grouped_experts import GateClamp, GroupedExperts, StackedExperts, experts_one_by_one
+from deltaserve.compute.layers.grouped_experts import GroupedExperts, StackedExperts, experts_one_by_one
 from deltaserve.compute.layers.native_ops import TYPES, NativeOps
 from deltaserve.compute.layers.step_ops import HeadNorm, StepOps, StepOpsUnavailable, TorchOps
 from deltaserve.compute.native.native_library import NativeContext
 from deltaserve.model.layers.layer_spec import Activation
+from deltaserve.model.layers.moe import ClampedGlu
 
 _log = logging.getLogger(__name__)
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
@@ -88,7 +89,7 @@ def check_grouped_experts(grouped: GroupedExperts, dtype: torch.dtype, device: t
     matrices = random(num_held, 2 * inner, hidden) / hidden**0.5, random(num_held, hidden, inner) / inner**0.5
     plain = StackedExperts(*matrices, first_expert=1)
     biases = random(num_held, 2 * inner), random(num_held, hidden)
-    clamped = StackedExperts(*matrices, *biases, first_expert=1, clamp=GateClamp(1.7, 1.5))
+    clamped = StackedExperts(*matrices, *biases, first_expert=1, clamped=ClampedGlu(1.7, 1.5))
     for experts, num_rows in ((plain, 5), (plain, 70), (clamped, 5)):
         x, scores = random(num_rows, hidden), torch.rand(num_rows, num_held + 2, generator=generator).to(device)
         gains, chosen = scores.topk(2, -1)

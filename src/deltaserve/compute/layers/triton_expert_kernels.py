@@ -72,6 +72,14 @@ def place_pairs(
 
 
 @triton.jit
+def _pairs_of(line, order, ROWS: tl.constexpr):
+    """Pairs [ROWS] int64 of the block that `line` describes, and [ROWS, 1] which of them there are."""
+    place = tl.load(line + 1) + tl.arange(0, ROWS)
+    is_row = place < tl.load(line + 2)
+    return tl.load(order + place, mask=is_row, other=0).to(tl.int64), is_row[:, None]
+
+
+@triton.jit
 def _rounded(numbers, like):
     """Rounded to the type of what the pointer `like` points to."""
     return numbers.to(like.dtype.element_ty).to(tl.float32)
@@ -112,9 +120,7 @@ def gate_blocks(
     expert = tl.load(line).to(tl.int64)
     if expert < 0:
         return
-    place = tl.load(line + 1) + tl.arange(0, ROWS)
-    is_row = (place < tl.load(line + 2))[:, None]
-    pair = tl.load(order + place, mask=place < tl.load(line + 2), other=0).to(tl.int64)
+    pair, is_row = _pairs_of(line, order, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = (column < I)[None, :]
     of_gate, of_up = column, I + column
@@ -163,9 +169,7 @@ def project_blocks(
     expert = tl.load(line).to(tl.int64)
     if expert < 0:
         return
-    place = tl.load(line + 1) + tl.arange(0, ROWS)
-    is_row = (place < tl.load(line + 2))[:, None]
-    pair = tl.load(order + place, mask=place < tl.load(line + 2), other=0).to(tl.int64)
+    pair, is_row = _pairs_of(line, order, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = (column < H)[None, :]
     matrix, rows = weights + expert * (H * I) + column[None, :] * I, x + pair[:, None] * I

@@ -78,12 +78,12 @@ class TritonExperts:
         tile, compute = block_tile(num_pairs, num_held, x.itemsize), _TYPES[x.dtype]
         order, blocks = self._placed(chosen, experts, tile.rows)
         gated = x.new_empty(num_pairs, inner)
-        up_bias, clamp = experts.gate_up_bias, experts.clamp or (0.0, 0.0)
-        kind = num_chosen, hidden, inner, experts.clamp is not None, up_bias is not None
+        up_bias, glu = experts.gate_up_bias, experts.clamped
+        kind = num_chosen, hidden, inner, glu is not None, up_bias is not None
         self._gate_blocks(
             (len(blocks), -(-inner // tile.columns)),
             (x, order, blocks, experts.gate_up, x if up_bias is None else up_bias, gated),
-            tuple(clamp),
+            (0.0, 0.0) if glu is None else (glu.alpha, glu.limit),
             (*kind, *tile.constants, compute),
             num_stages=tile.num_stages,
         )

@@ -77,10 +77,9 @@ class FixedStates:
     def plan(self) -> None:
         """Have the device find the slots of the rows as they stand then."""
         rows = self._rows
-        is_row, is_stored = self._order < rows.num_rows, self._order < rows.num_stored
         positions = rows.positions.index_select(0, rows.lines)
-        self._sources = self._slots((positions - 1).clamp_(min=0), is_row & (positions > 0))
-        self._targets = self._slots(positions, is_row & is_stored)
+        self._sources = self._slots((positions - 1).clamp_(min=0), (self._order < rows.num_rows) & (positions > 0))
+        self._targets = self._slots(positions, self._order < rows.num_stored)
 
     def _slots(self, positions: Tensor, has_slot: Tensor) -> Tensor:
         """[B] int64: slots of these positions [B], where there are any."""
