@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -461,13 +462,19 @@ def here(word: str, part: str, folder: Path) -> str:
     return word.replace("$(POD_IP)", PODS[part]).replace("0.0.0.0", PODS[part])
 
 
+def rendered_on(helm: Helm, ports: Sequence[int], values: Json) -> Objects:
+    """A worker of each role. `ports`: of links, the API and the admin routes."""
+    links, api, admin = ports
+    own = {"links.port": links, "router.port": api, "router.adminPort": admin}
+    pages = {"transfers.firstPort": PAGES.start, "transfers.lastPort": PAGES.stop - 1}
+    return helm.template("--values", str(case("1p1d")), *set_all(own | pages | values))
+
+
 def test_what_it_renders_serves(helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The chart's own lines, with pods on addresses of loopback: they find each other by name and answer; they listen
     where the NetworkPolicy lets others in and nowhere else; probes disturb no worker; SIGTERM ends each with 0."""
-    links, api, admin = free_ports(3)
-    ports = {"links.port": links, "router.port": api, "router.adminPort": admin}
-    values = {**ports, "router.fronts": 2, "transfers.firstPort": PAGES.start, "transfers.lastPort": PAGES.stop - 1}
-    objects = helm.template("--values", str(case("1p1d")), *set_all(values))
+    links, api, admin = ports = free_ports(3)
+    objects = rendered_on(helm, ports, {"router.fronts": 2})
     pages = named(objects, "NetworkPolicy", "r-deltaserve-workers")["spec"]["ingress"][1]["ports"][0]
     set_page_ports(objects, monkeypatch)
     keys = make_keys(tmp_path)
@@ -488,15 +495,13 @@ def test_what_it_renders_serves(helm: Helm, tmp_path: Path, monkeypatch: pytest.
 
 def test_its_workers_tell_kv_events(helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the chart's own lines: a listener at each pod hears of a prompt's pages, under its own topic."""
-    links, api, admin, port, replay = free_ports(5)
-    ports = {"links.port": links, "router.port": api, "router.adminPort": admin}
+    *ports, port, replay = free_ports(5)
     events = {"kvEvents": {"enabled": True, "port": port, "replayPort": replay, "from": [{"podSelector": {}}]}}
-    pages = {"transfers.firstPort": PAGES.start, "transfers.lastPort": PAGES.stop - 1}
-    objects = helm.template("--values", str(case("1p1d")), *set_all(ports | pages | events))
+    objects = rendered_on(helm, ports, events)
     set_page_ports(objects, monkeypatch)
     lines = lines_on_loopback(objects, tmp_path)
     with (
-        running(tmp_path, lines, make_keys(tmp_path), (api, admin)) as release,
+        running(tmp_path, lines, make_keys(tmp_path), (ports[1], ports[2])) as release,
         zmq.Context() as context,
         context.socket(zmq.SUB) as listener,
     ):
@@ -525,11 +530,9 @@ def set_page_ports(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_worker_on_two_nodes_serves(helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Further nodes find the first by a name, and listen for nothing but pages."""
-    links, api, admin, nodes = free_ports(4)
-    ports = {"links.port": links, "router.port": api, "router.adminPort": admin, "nodes.port": nodes}
-    workers = {"prefill.nodes": 2, "prefill.tpSize": 2}
-    pages = {"transfers.firstPort": PAGES.start, "transfers.lastPort": PAGES.stop - 1}
-    objects = helm.template("--values", str(case("1p1d")), *set_all(ports | workers | pages))
+    *ports, nodes = free_ports(4)
+    links, api, admin = ports
+    objects = rendered_on(helm, ports, {"nodes.port": nodes, "prefill.nodes": 2, "prefill.tpSize": 2})
     set_page_ports(objects, monkeypatch)
     lines = lines_on_loopback(objects, tmp_path)
     with running(tmp_path, lines, make_keys(tmp_path), (api, admin)) as release:

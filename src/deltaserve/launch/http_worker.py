@@ -82,7 +82,14 @@ def as_front(settings: Settings) -> Settings:
 def _front(own: Settings, prepared: PreparedWorker, role: Role, worker: str) -> FrontSpec:
     host, _, port = advertised(own).rpartition(":")
     resolved = prepared.resolved
-    half = Half(role, host, int(port), trusted_network(own), resolved.tp_size, resolved.max_running_requests)
+    half = Half(
+        role=role,
+        host=host,
+        port=int(port),
+        network=trusted_network(own),
+        tp_size=resolved.tp_size,
+        max_running=resolved.max_running_requests,
+    )
     front = front_spec(own, prepared.checkpoint, prepared.secret_path)
     return msgspec.structs.replace(
         front,

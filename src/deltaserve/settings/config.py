@@ -437,8 +437,8 @@ class SchedulingSettings(Group):
         False,
         "; ".join(
             (
-                "on a GPU: ask for each kernel of each step; otherwise decode steps are "
-                "recorded once for each of a few numbers of requests, and replayed (on one rank)",
+                "on a GPU: ask for each kernel of each step; otherwise decode steps are recorded once for each of a "
+                "few numbers of requests, and replayed (on one rank)",
                 *branch_help(ATTENTION, "disable_cuda_graph"),
             )
         ),

@@ -38,12 +38,12 @@ class RoomOrders:
         decode = self._decode_of(live)
         assert decode is not None  # a worker that a room is placed on is never forgotten
         live.epoch += 1
-        self._say(live, _submit(live, decode, prefill, now))
+        self._say(decode, _submit(live, decode, prefill, now))
         live.quiet_since = now
 
     def finish(self, live: LiveRoom, output_len: int) -> None:
         """Have decode keep so much of the output, and end."""
-        self._say(live, Finish(room=live.room, output_len=output_len))
+        self._say(self._decode_of(live), Finish(room=live.room, output_len=output_len))
 
     def withdraw(self, live: LiveRoom, reason: FailReason, now: float) -> None:
         """Have decode give the room up, if it is placed."""
@@ -54,8 +54,7 @@ class RoomOrders:
     def _decode_of(self, live: LiveRoom) -> Worker | None:
         return None if live.placement is None else self._workers.get(live.placement.decode)
 
-    def _say(self, live: LiveRoom, message: Message) -> None:
-        worker = self._decode_of(live)
+    def _say(self, worker: Worker | None, message: Message) -> None:
         if worker is not None and worker.is_ready:
             self._workers.send(worker, message)
 
