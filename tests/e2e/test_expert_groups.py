@@ -12,7 +12,7 @@ from deltaserve.process.children.exits import Exit
 from tests.compute.executor.world import reference_logprobs
 from tests.e2e.questions import RECALL_MODEL, ask_about
 from tests.e2e.reference import assert_true, random_prompt
-from tests.e2e.server import Server, serving
+from tests.e2e.server import Answer, Server, serving
 from tests.e2e.test_deaths import busy, stream_tokens
 from tools.recall.experts import with_experts
 
@@ -43,22 +43,27 @@ def greedy(model: Path, prompt: list[int], count: int) -> list[int]:
 def test_conversations_stay_on_their_member(group: Server, model: Path) -> None:
     """All at once, four turns of each: what came before is found, on the member that has it, and answers are right."""
 
-    def talk(seed: int) -> list[tuple[int, int]]:
-        """For each later turn: tokens known to prefix caches of decode, and tokens said before."""
-        text, hits = random_prompt(40, seed), []
+    def talk(seed: int) -> tuple[list[tuple[int, int]], list[tuple[list[int], Answer]]]:
+        """For each later turn: tokens known to caches of decode, and tokens said before. And all that was said."""
+        text, hits, said = random_prompt(40, seed), [], []
         for turn in range(4):
             known = len(text)
             text = [*text, *random_prompt(20, 100 * seed + turn)]
             answer = group.complete(text, 6)
-            assert_true(model, text, answer)
+            said.append((text, answer))
             hits += [(int(answer.timings["decode_cached_tokens"]), known)] if turn else []
             text = [*text, *answer.tokens]
-        return hits
+        return hits, said
 
     with ThreadPoolExecutor(6) as pool:
-        hits = [hit for of_one in pool.map(talk, range(6)) for hit in of_one]
+        talks = list(pool.map(talk, range(6)))
+    for prompt, answer in (one for _, said in talks for one in said):  # behind the traffic: it needs the processors
+        assert_true(model, prompt, answer)
+    hits = [hit for of_one, _ in talks for hit in of_one]
     num_kept = sum(found >= (known - 1) // PAGE * PAGE for found, known in hits)
-    assert num_kept >= len(hits) - 1, hits  # a worker that a busy machine keeps from speaking gets no new rooms
+    # A worker that a busy machine keeps from speaking gets no new rooms meanwhile: a turn of each conversation that
+    # stood there is answered elsewhere. Placed without regard to caches, half of the turns would be found.
+    assert num_kept >= len(hits) * 5 / 6, hits
     group.wait_quiet()  # one that a busy machine kept from speaking has reported again
     steps = [group.metrics()[name]["deltaserve_steps_total"] for name in MEMBERS]
     assert min(steps) > 0, "both members serve"
