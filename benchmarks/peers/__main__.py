@@ -158,6 +158,13 @@ def run_workload(
     return runs
 
 
+def servers_of(workloads: Sequence[str], only: Sequence[str]) -> list[str]:
+    """Those of `only` that one of the workloads asks: what nobody asks needs no environment."""
+    asked = {name for workload in WORKLOADS if workload.name in workloads for name in workload.servers}
+    asked |= {"vllm"} if ATTENTION in workloads else set()
+    return [name for name in only if name in asked]
+
+
 def environments(root: Path, names: Sequence[str], say: Say) -> dict[str, Environment]:
     """Server |-> where it lives; those that cannot be installed are missing."""
     found: dict[str, Environment] = {}
@@ -235,7 +242,7 @@ def main() -> int:
     cores = tuple(sorted(os.sched_getaffinity(0))[: args.cores])
     dtype = args.dtype or best_dtype()
     machine = f"{processor()}, {instruction_set()}, cores {', '.join(map(str, cores))}, {dtype}"
-    kinds = environments(root, args.only, say)
+    kinds = environments(root, servers_of(args.workloads, args.only), say)
     told: dict[str, object] = {"machine": machine}
     print(machine, flush=True)
 

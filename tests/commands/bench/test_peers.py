@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import benchmarks.peers.__main__ as peers
 from benchmarks.load_shapes import AgentsShape
-from benchmarks.peers.__main__ import SMALL, WORKLOADS, arguments, environments, run_workload
+from benchmarks.peers.__main__ import ATTENTION, SMALL, WORKLOADS, arguments, environments, run_workload, servers_of
 from benchmarks.peers.comparison import PeerBar, ServerFigures, bars_table, medians, servers_table
 from benchmarks.peers.environments import STEPS, CannotInstall, Environment, InstallStep, install
 from benchmarks.peers.gguf_folder import write_folder
@@ -224,3 +224,10 @@ def test_steps_are_done_once_and_optional_ones_may_fail(tmp_path: Path, monkeypa
         install("vllm", tmp_path, said.append)
     assert set(environments(tmp_path, ["deltaserve", "vllm", "vllm-pd"], said.append)) == {"deltaserve"}
     assert "cannot be installed" in said[-1]
+
+
+def test_what_no_workload_asks_needs_no_environment() -> None:
+    names = [kind.name for kind in SERVERS]
+    assert servers_of(["agents"], names) == ["deltaserve", "deltaserve-pd", "vllm", "vllm-pd"]
+    assert servers_of(["agents", "smollm2"], ["llama.cpp", "openvino"]) == ["llama.cpp"]
+    assert servers_of([ATTENTION], names) == ["vllm"]

@@ -25,8 +25,16 @@ from deltaserve.commands.demo.demo import (
     tell_ending,
 )
 from deltaserve.commands.demo.model import PACKAGE, find_language_model
-from deltaserve.commands.demo.report import ROWS, Comparison, cells_of, change, in_words, make_table
-from deltaserve.commands.demo.server import DECODE_PAGES, PREFILL_PAGES, DecodeCache, adjusted, demo_settings
+from deltaserve.commands.demo.report import (
+    ROWS,
+    Comparison,
+    cells_of,
+    change,
+    default_in_words,
+    in_words,
+    make_table,
+)
+from deltaserve.commands.demo.server import DECODE_PAGES, PREFILL_PAGES, Variant, adjusted, demo_settings
 from deltaserve.commands.demo.talk import (
     Turn,
     cells_of_turn,
@@ -42,6 +50,7 @@ from deltaserve.core.errors import ConfigError
 from deltaserve.core.ids import Role
 from deltaserve.launch.compose import Checkpoint, resolve_settings, worker_spec
 from deltaserve.model.files import model_name
+from deltaserve.settings.config import DisaggregationSettings
 from tests.commands.bench.answering_server import AnsweringServer, Manners, serving
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -89,18 +98,24 @@ def test_one_request_fits_the_pool_and_private_copies_of_all_do_not() -> None:
 
 
 def test_only_decode_gets_the_small_pool_and_the_cache_in_question() -> None:
-    settings = demo_settings(MODEL, 30000)
+    settings = demo_settings(MODEL, 30000, Variant.ON)
     checkpoint = Checkpoint.open(str(MODEL))
     resolved = resolve_settings(settings, checkpoint)
     prefill = worker_spec("prefill-0", Role.PREFILL, settings, checkpoint, resolved[Role.PREFILL], Path("key"))
     decode = worker_spec("decode-0", Role.DECODE, settings, checkpoint, resolved[Role.DECODE], Path("key"))
-    for cache in DecodeCache:
-        assert adjusted(cache)(prefill) == prefill
+    for variant in Variant:
+        assert adjusted(variant)(prefill) == prefill
     assert (prefill.options.sched.radix_cache, prefill.num_pages) == (True, (PREFILL_PAGES,))
-    off, on = adjusted(DecodeCache.OFF)(decode), adjusted(DecodeCache.ON)(decode)
-    assert (off.options.sched.radix_cache, on.options.sched.radix_cache) == (False, True)
-    assert off.num_pages == on.num_pages == (DECODE_PAGES,)
+    off, on, all_on = (adjusted(variant)(decode) for variant in Variant)
+    assert [spec.options.sched.radix_cache for spec in (off, on, all_on)] == [False, True, True]
+    assert off.num_pages == on.num_pages == all_on.num_pages == (DECODE_PAGES,)
     assert on.max_context_len <= DECODE_PAGES * on.page_size
+
+
+def test_one_of_the_servers_runs_as_by_default() -> None:
+    assert demo_settings(MODEL, 30000, Variant.ALL).disaggregation == DisaggregationSettings()
+    for variant in (Variant.OFF, Variant.ON):
+        assert demo_settings(MODEL, 30000, variant).disaggregation == DisaggregationSettings(conditional_prefill="off")
 
 
 def test_a_port_in_use_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,14 +130,20 @@ def test_a_port_in_use_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("asked", "ports"), [(None, (20000, 20006)), (20006, (20006, 20004)), (20005, (20005, 20002)), (80, (80, 20006))]
+    ("asked", "ports"),
+    [
+        (None, (20006, 20000, 20004)),
+        (20006, (20004, 20006, 20002)),
+        (20005, (20002, 20005, 20000)),
+        (80, (20006, 80, 20004)),
+    ],
 )
-def test_the_two_servers_have_ports_of_their_own(
-    asked: int | None, ports: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+def test_the_servers_have_ports_of_their_own(
+    asked: int | None, ports: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the one above each, for admin routes."""
     monkeypatch.setattr("deltaserve.commands.demo.demo.free_ports", lambda count: [20000, 20002, 20004, 20006][:count])
-    assert choose_ports(asked) == ports
+    assert choose_ports(asked) == dict(zip(Variant, ports, strict=True))
 
 
 def test_the_model_is_found_beside_the_sources_only(tmp_path: Path) -> None:
@@ -264,7 +285,7 @@ def test_a_change_within_the_spread_is_no_number(off: list[float], on: list[floa
 def test_the_table_compares_row_by_row() -> None:
     off = (FIGURES, replace(FIGURES, wall_s=4.0), replace(FIGURES, wall_s=3.0))
     on = replace(FIGURES, bytes_moved=1 << 20, answered_at_once=24, shared_tokens_read=640, ttft_p50_s=None)
-    comparison = Comparison("questions", off, (on, replace(on, wall_s=2.5), replace(on, wall_s=1.5)))
+    comparison = Comparison("questions", off, (on, replace(on, wall_s=2.5), replace(on, wall_s=1.5)), off)
     cells = {label.strip(): rest for label, *rest in cells_of(comparison)}
     assert cells["answers right"] == ["4", "4", ""]
     assert cells["moved from prefill to decode"] == ["8.0 MiB", "1.0 MiB", "8.0x less"]
@@ -278,7 +299,7 @@ def test_the_table_compares_row_by_row() -> None:
 
 def test_the_table_fits_a_page_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     slow = tuple(replace(FIGURES, wall_s=w, ttft_p50_s=w / 2, tpot_p50_s=w / 1e3) for w in (62.8, 71.0, 80.5))
-    make_console().print(make_table((Comparison("144 questions about 3 documents", slow, slow),)))
+    make_console().print(make_table((Comparison("144 questions about 3 documents", slow, slow, slow),)))
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "…" in line] == []
     assert sum(row.label.strip() in line for line in lines for row in ROWS[:1]) == 1
@@ -286,11 +307,16 @@ def test_the_table_fits_a_page_without_a_terminal(capsys: pytest.CaptureFixture[
 
 def test_the_paragraph_holds_the_measured_figures() -> None:
     on = replace(FIGURES, bytes_moved=1 << 20, answered_at_once=24, shared_tokens_read=640)
-    words = in_words(Comparison("a", (FIGURES,), (on,)), Comparison("b", (FIGURES,), (on,)))
+    all_on = replace(FIGURES, bytes_moved=0, wall_s=1.2)
+    comparisons = [Comparison(title, (FIGURES,), (on,), (all_on,)) for title in ("a", "b")]
+    words = in_words(*comparisons)
     for part in ("16.0 MiB in all", "6 requests filled", "lacked, 2.0 MiB", "24 requests ran", "64%"):
         assert part in words
     nothing = replace(FIGURES, tokens_read=0)
-    assert "0%" in in_words(Comparison("a", (nothing,), (nothing,)), Comparison("b", (nothing,), (nothing,)))
+    assert "0%" in in_words(*[Comparison(title, (nothing,), (nothing,), (nothing,)) for title in ("a", "b")])
+    words = default_in_words(*comparisons)
+    for part in ("1.2 s (2.0 s off) and 1.2 s (2.0 s off); 0 B moved", "8 of 8 answers were right"):
+        assert part in words
 
 
 def test_what_next_names_a_server_and_the_chat(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
@@ -21,8 +21,8 @@ from deltaserve.commands.chat.screen import Screen
 from deltaserve.commands.client.completion_stream import ServerError
 from deltaserve.commands.demo.chat import ask, commands, make_example
 from deltaserve.commands.demo.model import PACKAGE, find_language_model, talk_flags
-from deltaserve.commands.demo.report import Comparison, in_words, make_table
-from deltaserve.commands.demo.server import DecodeCache
+from deltaserve.commands.demo.report import Comparison, default_in_words, in_words, make_table
+from deltaserve.commands.demo.server import Variant
 from deltaserve.commands.demo.talk import GUIDE, SAMPLING, hold, make_talk_table, talk_commands, talk_in_words
 from deltaserve.commands.demo.traffic import Figures, Scene, ask_all, scenes, warm_up
 from deltaserve.core.errors import ConfigError
@@ -40,7 +40,12 @@ NUM_ROUNDS = 3
 _SERVER = "deltaserve.commands.demo.server"
 _PLAIN_WIDTH = 96
 _NUM_CANDIDATES = 4
-"""One of them is free beside any port, and the one below and above it."""
+"""Two of them are free beside any port, and the one below and above it."""
+_TITLES = {
+    Variant.OFF: "decode's cache off",
+    Variant.ON: "decode's cache on",
+    Variant.ALL: "everything on",
+}
 _TRANSPORT = re.compile(r"pages move by (\w+)")
 """What a server says of itself when it starts."""
 
@@ -75,26 +80,26 @@ def run(arguments: argparse.Namespace) -> int:
     """0: every answer was right; 1: some were not, or the server failed. Raises ConfigError, KeyboardInterrupt."""
     model = find_model(Path.cwd(), Path(__file__).resolve().parents[4], PACKED)
     num_askers = NUM_ASKERS_QUICK if arguments.quick else NUM_ASKERS
-    console, (port, off_port) = make_console(), choose_ports(arguments.port)
+    console, ports = make_console(), choose_ports(arguments.port)
     language_model = None if arguments.no_talk else find_language_model()
     if language_model is None and not arguments.no_talk:
         console.print(NO_LANGUAGE_MODEL, markup=False)
     ending = Ending.KEEP if arguments.keep else Ending.STOP
-    demo = Demo(console, model, (port, off_port), scenes(num_askers))
+    demo = Demo(console, model, ports, scenes(num_askers))
     try:
         if language_model is None:
             return demo.run(ending)
-        return max(demo.run(Ending.GO_ON), Talk(console, language_model, port).run(ending))
+        return max(demo.run(Ending.GO_ON), Talk(console, language_model, ports[Variant.ON]).run(ending))
     except (OwnServerError, ServerError, httpx.HTTPError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
 
 
-def choose_ports(asked: int | None) -> tuple[int, int]:
-    """Ports of the servers with decode's cache and without: what was asked for, else free ones. The port above each
-    may be taken for admin routes. Raises ConfigError."""
+def choose_ports(asked: int | None) -> dict[Variant, int]:
+    """A port of each server: what was asked for is the one's that may stay, the others are free ones. The port above
+    each may be taken for admin routes. Raises ConfigError."""
     free = [port for port in free_ports(_NUM_CANDIDATES) if asked is None or abs(port - asked) > 1]
-    return (free[0] if asked is None else asked), free[-1]
+    return {Variant.ON: free[0] if asked is None else asked, Variant.ALL: free[-2], Variant.OFF: free[-1]}
 
 
 def find_model(*roots: Path) -> Path:
@@ -127,29 +132,33 @@ class _Trimmed(io.StringIO):
 
 
 class Demo:
-    """Two servers side by side, the same traffic to one and the other in turns, one table."""
+    """Servers side by side, the same traffic to each in turns, one table."""
 
-    def __init__(self, console: Console, model: Path, ports: tuple[int, int], acts: tuple[Scene, Scene]) -> None:
-        """`ports`: with decode's cache and without."""
+    def __init__(self, console: Console, model: Path, ports: Mapping[Variant, int], acts: tuple[Scene, Scene]) -> None:
         self._console = console
         self._model = model
-        self._port, self._off_port = ports
+        self._ports = ports
         self._acts = acts
         self._example = make_example(model)
 
     def run(self, ending: Ending) -> int:
         """Run the demo; the exit code."""
-        off_url, on_url = _url(self._off_port), _url(self._port)
+        urls = {variant: _url(port) for variant, port in self._ports.items()}
+        on_url = urls[Variant.ON]
         with ExitStack() as stack:
             heard = _StartLines()
-            self._say("Starting two servers on this machine, decode's prefix cache on and off: front, prefill, decode.")
-            on = stack.enter_context(own_server(_SERVER, self._argv(self._port, DecodeCache.ON), heard))
-            with own_server(_SERVER, self._argv(self._off_port, DecodeCache.OFF), heard):
+            self._say("Starting three servers on this machine, each with front, prefill and decode: decode's prefix")
+            self._say("cache off; on; and everything on, as `serve` runs by default.")
+            on = stack.enter_context(own_server(_SERVER, self._argv(Variant.ON), heard))
+            with ExitStack() as others:
+                for variant in (Variant.ALL, Variant.OFF):
+                    others.enter_context(own_server(_SERVER, self._argv(variant), heard))
                 self._say(f"Ready. Pages move from prefill to decode by {heard.transport}.")
-                self._say(f"To watch in a browser: {on_url}/view with decode's cache, {off_url}/view without.")
-                comparisons = self._compare(off_url, on_url)
+                self._say(f"To watch in a browser: {on_url}/view with the cache, {urls[Variant.OFF]}/view without.")
+                comparisons = self._compare(urls)
             self._console.print(make_table(comparisons))
             self._say(in_words(*comparisons))
+            self._say("\n" + default_in_words(*comparisons))
             answer = ask(on_url, self._model.name, self._example)
             self._tell_chat(answer)
             is_right = all(comparison.is_right for comparison in comparisons) and self._example.is_answered_by(answer)
@@ -161,23 +170,25 @@ class Demo:
                 wait_for_end(on)
         return 0 if is_right else 1
 
-    def _argv(self, port: int, cache: DecodeCache) -> Sequence[str]:
-        return str(self._model), str(port), cache.value
+    def _argv(self, variant: Variant) -> Sequence[str]:
+        return str(self._model), str(self._ports[variant]), variant.value
 
-    def _compare(self, off_url: str, on_url: str) -> tuple[Comparison, Comparison]:
-        """All traffic, off and on in turns."""
-        rounds: dict[str, list[list[Figures]]] = {off_url: [[], []], on_url: [[], []]}
-        for url in rounds:
-            ask_all(url, self._model.name, warm_up(), lambda record: None)
+    def _compare(self, urls: Mapping[Variant, str]) -> tuple[Comparison, Comparison]:
+        """All traffic, to each server in turns."""
+        rounds: dict[Variant, list[list[Figures]]] = {variant: [[], []] for variant in Variant}
+        for variant in Variant:
+            ask_all(urls[variant], self._model.name, warm_up(), lambda record: None)
         for number in range(1, NUM_ROUNDS + 1):
-            for cache, url in ((DecodeCache.OFF, off_url), (DecodeCache.ON, on_url)):
-                title = f"round {number} of {NUM_ROUNDS}, decode's cache {cache.value}"
-                for seen, scene in zip(rounds[url], self._acts, strict=True):
-                    seen.append(self._act(url, scene, title))
-                self._say(f"  {title:<32} {', '.join(f'{seen[-1].wall_s:.1f} s' for seen in rounds[url])}")
+            for variant in Variant:
+                title = f"round {number} of {NUM_ROUNDS}, {_TITLES[variant]}"
+                for seen, scene in zip(rounds[variant], self._acts, strict=True):
+                    seen.append(self._act(urls[variant], scene, title))
+                self._say(f"  {title:<32} {', '.join(f'{seen[-1].wall_s:.1f} s' for seen in rounds[variant])}")
         first, second = (
-            Comparison(scene.title, tuple(off), tuple(on))
-            for scene, off, on in zip(self._acts, rounds[off_url], rounds[on_url], strict=True)
+            Comparison(scene.title, tuple(off), tuple(on), tuple(all_on))
+            for scene, off, on, all_on in zip(
+                self._acts, rounds[Variant.OFF], rounds[Variant.ON], rounds[Variant.ALL], strict=True
+            )
         )
         return first, second
 

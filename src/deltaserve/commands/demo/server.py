@@ -1,4 +1,4 @@
-"""The demo's server, small pools, cache on or off: `python -m deltaserve.commands.demo.server MODEL PORT on`"""
+"""A server of the demo, with small pools: `python -m deltaserve.commands.demo.server MODEL PORT on`"""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -33,32 +33,35 @@ _RESERVED_TOKENS = 32
 _HEARTBEAT_S = 0.1
 
 
-class DecodeCache(Enum):
-    """Whether decode keeps and shares pages between requests. Prefill always does in the demo."""
+class Variant(Enum):
+    """What a server of the demo does. Prefill keeps and shares pages between requests in all of them."""
 
     OFF = "off"
+    """Decode keeps no page behind a request, and prefill computes every prompt."""
     ON = "on"
+    """Decode keeps and shares pages, too. What the table compares with the first is what moves."""
+    ALL = "all"
+    """As `deltaserve serve` runs by default: decode computes a prompt itself where that is sooner."""
 
 
-def demo_settings(model: Path, port: int) -> Settings:
-    """What `deltaserve serve MODEL --device cpu ...` would be given. Prefill computes every prompt: what the table
-    compares is what moves."""
+def demo_settings(model: Path, port: int, variant: Variant) -> Settings:
+    """What `deltaserve serve MODEL --device cpu ...` would be given."""
     return Settings(
         model=ModelSettings(model_path=str(model), device="cpu", context_length=_CONTEXT_LEN),
         memory=MemorySettings(page_size=PAGE_SIZE, num_pages=PREFILL_PAGES),
         scheduling=SchedulingSettings(num_reserved_decode_tokens=_RESERVED_TOKENS),
-        disaggregation=DisaggregationSettings(conditional_prefill="off"),
+        disaggregation=DisaggregationSettings(conditional_prefill="auto" if variant is Variant.ALL else "off"),
         network=NetworkSettings(port=port),
     )
 
 
-def adjusted(cache: DecodeCache) -> Callable[[WorkerSpec], WorkerSpec]:
+def adjusted(variant: Variant) -> Callable[[WorkerSpec], WorkerSpec]:
     """Decode alone gets the small pool and the cache in question; it tells its load often, for the table."""
 
     def adjust(spec: WorkerSpec) -> WorkerSpec:
         if spec.role is not Role.DECODE:
             return spec
-        sched = replace(spec.options.sched, radix_cache=cache is DecodeCache.ON)
+        sched = replace(spec.options.sched, radix_cache=variant is not Variant.OFF)
         options = replace(spec.options, sched=sched, heartbeat_s=_HEARTBEAT_S)
         return replace(spec, num_pages=(DECODE_PAGES,), options=options)
 
@@ -67,10 +70,10 @@ def adjusted(cache: DecodeCache) -> Callable[[WorkerSpec], WorkerSpec]:
 
 def main(argv: Sequence[str]) -> int:
     """Serve until told to end; the exit code."""
-    model, port, cache = argv
+    model, port, variant = argv[0], int(argv[1]), Variant(argv[2])
     clean_up_first()
     try:
-        return run_adjusted(demo_settings(Path(model), int(port)), adjusted(DecodeCache(cache)))
+        return run_adjusted(demo_settings(Path(model), port, variant), adjusted(variant))
     except ConfigError as error:
         say(one_line(error))
         return int(Exit.CONFIG)
