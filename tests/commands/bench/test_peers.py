@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 import benchmarks.peers.__main__ as peers
 from benchmarks.load_shapes import AgentsShape
-from benchmarks.peers.__main__ import ATTENTION, SMALL, WORKLOADS, arguments, environments, run_workload, servers_of
+from benchmarks.peers.__main__ import SMALL, WORKLOADS, arguments, environments, run_workload, servers_of
+from benchmarks.peers.attention import ATTENTION
 from benchmarks.peers.comparison import PeerBar, ServerFigures, bars_table, medians, servers_table
 from benchmarks.peers.environments import STEPS, CannotInstall, Environment, InstallStep, install
 from benchmarks.peers.gguf_folder import write_folder
