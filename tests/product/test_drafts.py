@@ -5,13 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from deltaserve.control.transfer.staging import StagingMode
-from deltaserve.core.ids import Role
+from deltaserve.core.ids import Namespace, Role
+from deltaserve.core.keys import extend_keys
+from deltaserve.core.tokens import pack_u32
 from tests.cells import cells
 from tests.compute.executor.world import random_tokens
 from tests.fixtures.tiny_models import EAGLE3_HEAD, EAGLE3_MODEL
-from tests.product.in_process import DECODE, Pages, Product, Setup, accepted_per_round
+from tests.product.in_process import DECODE, UNIFIED, Pages, Product, Setup, accepted_per_round
 
 BOTH = (Role.PREFILL, Role.DECODE)
 HEADS = ("deepseek_v3_mtp", EAGLE3_HEAD, "qwen3_next_mtp", "qwen3_5_mtp", "qwen3_5_moe_mtp")
@@ -96,6 +100,40 @@ def test_as_many_guesses_are_right_as_on_one_worker(tiny_models: Path, name: str
     print(f"{name}: accepted per round {together:.2f} on one worker, {apart:.2f} apart, {without:.2f} none on prefill")
     assert apart == pytest.approx(together, rel=0.02)
     assert without > 0.0
+
+
+def kept_of(path: Path, setup: Setup, prompt: list[int]) -> Tensor:
+    """What the head of the worker that decodes keeps of a prompt's full pages: [pages, elements]."""
+    product = Product(path, 1, 1, setup=setup)
+    product.serve(prompt, max_tokens=2)
+    product.settle()
+    worker = product.worker(UNIFIED if setup.is_unified else DECODE)
+    cache, tokens = worker.instance.parts.cache, pack_u32(prompt)
+    keys = extend_keys(worker.config.seed_of(Namespace("")), tokens, cache.page_size)
+    lease = cache.lease_kv(cache.match(Namespace(""), tokens, keys), len(prompt))
+    (executor,) = worker.computing.executors
+    (arena,) = (
+        arena for arena in executor.memory.kv.arenas if arena.layout.group.name == worker.config.cache.draft_group
+    )
+    kept = arena.bytes.view(arena.num_pages, -1)[list(lease.pages(0))].view(torch.float32)
+    cache.release(lease)
+    product.close()
+    return kept
+
+
+@pytest.mark.parametrize("name", cells(((name,) for name in HEADS), is_alike))
+def test_a_head_keeps_of_a_prompt_what_it_does_on_one_worker(tiny_models: Path, name: str) -> None:
+    """Decode has what prefill's head computed, page by page. Where prefill has none it is not there."""
+    path, setup = drafting(tiny_models, name)
+    prompt = random_tokens(70, 1)
+    together = kept_of(path, replace(setup, drafting=(Role.UNIFIED,), is_unified=True), prompt)
+    apart = kept_of(path, setup, prompt)
+    without = kept_of(path, replace(setup, drafting=(Role.DECODE,)), prompt)
+    assert together.shape == apart.shape == without.shape
+    assert len(together) == len(prompt) // 16
+    assert together.abs().amax(dim=1).min() > 0.01
+    torch.testing.assert_close(apart, together, rtol=1e-3, atol=1e-4)
+    assert (without - together).abs().amax(dim=1).min() > 0.01, "what this compares depends on what was sent"
 
 
 @pytest.mark.parametrize(
