@@ -249,7 +249,7 @@ def test_a_wrong_answer_fails_the_demo_after_its_table(
         tell("cpu, weights float32, pages move by pigeon")
         yield
 
-    with serving(AnsweringServer(Manners(fail_at=9))) as url:  # number 9 follows the warm-up of both
+    with serving(AnsweringServer(Manners(fail_at=25))) as url:  # behind the warm-up of all three
         monkeypatch.setattr("deltaserve.commands.demo.demo.own_server", own_server)
         monkeypatch.setattr("deltaserve.commands.demo.demo._url", lambda port: url)
         monkeypatch.setattr("deltaserve.commands.demo.demo.ask", lambda url, model, example: " ".join(example.answer))
