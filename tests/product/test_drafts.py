@@ -90,7 +90,7 @@ def counted(path: Path, setup: Setup) -> float:
     return accepted_per_round(answers)
 
 
-@pytest.mark.parametrize("name", cells(((name,) for name in HEADS), is_alike))
+@pytest.mark.parametrize("name", cells(((name,) for name in HEADS), lambda name: name != "deepseek_v3_mtp"))
 def test_as_many_guesses_are_right_as_on_one_worker(tiny_models: Path, name: str) -> None:
     """With the head's pages and the last hidden state. Where prefill has no head fewer are, and answers the same."""
     path, setup = drafting(tiny_models, name)

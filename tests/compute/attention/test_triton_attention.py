@@ -237,7 +237,7 @@ def compiler() -> Iterator[KernelProcess]:
     yield from compiling_process()
 
 
-@pytest.fixture(params=[80, 90, 100])
+@pytest.fixture(params=[pytest.param(80, marks=pytest.mark.wide), 90, pytest.param(100, marks=pytest.mark.wide)])
 def sizes(compiler: KernelProcess, request: pytest.FixtureRequest) -> tuple[list[int], list[int]]:
     """Bytes of shared memory of each kernel for small and for large tiles; compiled outside a test's time limit."""
     small = run_in(compiler, compiled_sizes, Target(request.param, 128, 128, 4))

@@ -50,7 +50,7 @@ def check_triton(path: Path) -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("name", [pytest.param("gpt_oss", marks=pytest.mark.wide), "deepseek_v3"])
 def test_generation_with_kernels_for_gpus(process: KernelProcess, tiny_models: Path, name: str) -> None:
     """By Triton's interpreter: windows and sinks, layers that see everything, latents."""
     run_in(process, check_triton, tiny_models / name)

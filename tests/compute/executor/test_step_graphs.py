@@ -92,7 +92,9 @@ def check_replays_of_experts(folder: Path) -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize(("name", "layers"), [("qwen3_moe", (0,)), ("gpt_oss", (0, 1))])
+@pytest.mark.parametrize(
+    ("name", "layers"), [("qwen3_moe", (0,)), pytest.param("gpt_oss", (0, 1), marks=pytest.mark.wide)]
+)
 def test_replays_of_experts(process: KernelProcess, tiny_models: Path, tmp_path: Path, name: str, layers: Any) -> None:
     run_in(process, check_replays_of_experts, with_parts(tiny_models / name, tmp_path, layers))
 

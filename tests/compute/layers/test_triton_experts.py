@@ -147,7 +147,7 @@ def compiler() -> Iterator[KernelProcess]:
     yield from compiling_process()
 
 
-@pytest.fixture(params=[80, 90, 100])
+@pytest.fixture(params=[pytest.param(80, marks=pytest.mark.wide), 90, pytest.param(100, marks=pytest.mark.wide)])
 def sizes(compiler: KernelProcess, request: pytest.FixtureRequest) -> list[int]:
     """Compiled outside a test's time limit."""
     return run_in(compiler, compiled_experts, request.param)
