@@ -15,6 +15,7 @@ SHORT_STORM_S = 60.0
 
 @pytest.mark.parametrize("storm_s", [SHORT_STORM_S, pytest.param(STORM_S, marks=pytest.mark.wide)])
 def test_storm(capsys: pytest.CaptureFixture[str], storm_s: float) -> None:
+    """Whether memory grows is judged over three minutes only: in one, what grows at first is all that shows."""
     report = asyncio.run(soak(SEED, storm_s, lambda text: None))
     with capsys.disabled():
         print(f"\n{report}")

@@ -62,7 +62,7 @@ def test_conversations_stay_on_their_member(group: Server, model: Path) -> None:
     hits = [hit for of_one, _ in talks for hit in of_one]
     num_kept = sum(found >= (known - 1) // PAGE * PAGE for found, known in hits)
     # A worker that a busy machine keeps from speaking gets no new rooms meanwhile: a turn of each conversation that
-    # stood there is answered elsewhere. Placed without regard to caches, half of the turns would be found.
+    # stood there is answered elsewhere. Placed at random, half of the turns would be found.
     assert num_kept >= len(hits) * 5 / 6, hits
     group.wait_quiet()  # one that a busy machine kept from speaking has reported again
     steps = [group.metrics()[name]["deltaserve_steps_total"] for name in MEMBERS]

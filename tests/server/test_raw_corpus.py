@@ -104,7 +104,7 @@ def _as_bytes(case: Case) -> bytes:
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + case.body
 
 
-@pytest.mark.parametrize("num_keys", [0, pytest.param(1, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("num_keys", [0, 1])
 async def test_one_server_survives_the_whole_corpus(codec: TextCodec, num_keys: int) -> None:
     """The same server takes all of it, one after the other, over real connections."""
     keys = (USER, ADMIN) * num_keys

@@ -30,9 +30,9 @@ from deltaserve.commands.demo.report import (
     Comparison,
     cells_of,
     change,
-    default_in_words,
     in_words,
     make_table,
+    weighed_in_words,
 )
 from deltaserve.commands.demo.server import DECODE_PAGES, PREFILL_PAGES, Variant, adjusted, demo_settings
 from deltaserve.commands.demo.talk import (
@@ -106,14 +106,14 @@ def test_only_decode_gets_the_small_pool_and_the_cache_in_question() -> None:
     for variant in Variant:
         assert adjusted(variant)(prefill) == prefill
     assert (prefill.options.sched.radix_cache, prefill.num_pages) == (True, (PREFILL_PAGES,))
-    off, on, all_on = (adjusted(variant)(decode) for variant in Variant)
-    assert [spec.options.sched.radix_cache for spec in (off, on, all_on)] == [False, True, True]
-    assert off.num_pages == on.num_pages == all_on.num_pages == (DECODE_PAGES,)
+    off, on, weighed = (adjusted(variant)(decode) for variant in Variant)
+    assert [spec.options.sched.radix_cache for spec in (off, on, weighed)] == [False, True, True]
+    assert off.num_pages == on.num_pages == weighed.num_pages == (DECODE_PAGES,)
     assert on.max_context_len <= DECODE_PAGES * on.page_size
 
 
-def test_one_of_the_servers_runs_as_by_default() -> None:
-    assert demo_settings(MODEL, 30000, Variant.ALL).disaggregation == DisaggregationSettings()
+def test_one_of_the_servers_decides_by_default_where_prompts_are_computed() -> None:
+    assert demo_settings(MODEL, 30000, Variant.WEIGHED).disaggregation == DisaggregationSettings()
     for variant in (Variant.OFF, Variant.ON):
         assert demo_settings(MODEL, 30000, variant).disaggregation == DisaggregationSettings(conditional_prefill="off")
 
@@ -307,16 +307,25 @@ def test_the_table_fits_a_page_without_a_terminal(capsys: pytest.CaptureFixture[
 
 def test_the_paragraph_holds_the_measured_figures() -> None:
     on = replace(FIGURES, bytes_moved=1 << 20, answered_at_once=24, shared_tokens_read=640)
-    all_on = replace(FIGURES, bytes_moved=0, wall_s=1.2)
-    comparisons = [Comparison(title, (FIGURES,), (on,), (all_on,)) for title in ("a", "b")]
+    weighed = replace(FIGURES, bytes_moved=0, wall_s=1.2)
+    comparisons = [Comparison(title, (FIGURES,), (on,), (weighed,)) for title in ("a", "b")]
     words = in_words(*comparisons)
     for part in ("16.0 MiB in all", "6 requests filled", "lacked, 2.0 MiB", "24 requests ran", "64%"):
         assert part in words
     nothing = replace(FIGURES, tokens_read=0)
     assert "0%" in in_words(*[Comparison(title, (nothing,), (nothing,), (nothing,)) for title in ("a", "b")])
-    words = default_in_words(*comparisons)
-    for part in ("1.2 s (2.0 s off) and 1.2 s (2.0 s off); 0 B moved", "8 of 8 answers were right"):
+    words = weighed_in_words(*comparisons)
+    for part in ("1.2 s (2.0 s off) and 1.2 s (2.0 s off); 0 B moved", "8 of 8 answers of all rounds were right"):
         assert part in words
+
+
+@pytest.mark.parametrize("wrong", range(3))
+def test_one_wrong_round_of_any_server_is_seen(wrong: int) -> None:
+    mistaken = replace(FIGURES, answers_right=3)
+    rounds = [(FIGURES, mistaken if number == wrong else FIGURES, FIGURES) for number in range(3)]
+    assert Comparison("a", *[(FIGURES,)] * 3).is_right
+    assert not Comparison("a", *rounds).is_right
+    assert ("11 of 12" in weighed_in_words(Comparison("a", *rounds))) is (wrong == 2)
 
 
 def test_what_next_names_a_server_and_the_chat(capsys: pytest.CaptureFixture[str]) -> None:

@@ -151,7 +151,7 @@ def test_a_node_that_is_killed_and_started_again_at_once_waits_for_the_next_rank
     assert again.process.poll() is None
 
 
-@pytest.mark.parametrize("stopped", ["first", pytest.param("further", marks=pytest.mark.wide)])
+@pytest.mark.parametrize("stopped", ["first", "further"])
 def test_a_machine_that_is_silent_for_long_is_given_up(machines: Machines, stopped: str) -> None:
     first, further = machines.start(0), machines.start(1)
     first.port()

@@ -1,1 +1,1 @@
-"""`deltaserve demo`: prefill and decode apart on a small model, decode's cache off and on, and all defaults."""
+"""`deltaserve demo`: prefill and decode apart on a small model, decode's cache off and on."""

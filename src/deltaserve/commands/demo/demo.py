@@ -21,7 +21,7 @@ from deltaserve.commands.chat.screen import Screen
 from deltaserve.commands.client.completion_stream import ServerError
 from deltaserve.commands.demo.chat import ask, commands, make_example
 from deltaserve.commands.demo.model import PACKAGE, find_language_model, talk_flags
-from deltaserve.commands.demo.report import Comparison, default_in_words, in_words, make_table
+from deltaserve.commands.demo.report import Comparison, in_words, make_table, weighed_in_words
 from deltaserve.commands.demo.server import Variant
 from deltaserve.commands.demo.talk import GUIDE, SAMPLING, hold, make_talk_table, talk_commands, talk_in_words
 from deltaserve.commands.demo.traffic import Figures, Scene, ask_all, scenes, warm_up
@@ -44,7 +44,7 @@ _NUM_CANDIDATES = 4
 _TITLES = {
     Variant.OFF: "decode's cache off",
     Variant.ON: "decode's cache on",
-    Variant.ALL: "everything on",
+    Variant.WEIGHED: "prompts weighed",
 }
 _TRANSPORT = re.compile(r"pages move by (\w+)")
 """What a server says of itself when it starts."""
@@ -96,10 +96,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def choose_ports(asked: int | None) -> dict[Variant, int]:
-    """A port of each server: what was asked for is the one's that may stay, the others are free ones. The port above
+    """A port of each server: what was asked for goes to the one that may stay, free ones to the others. The port above
     each may be taken for admin routes. Raises ConfigError."""
     free = [port for port in free_ports(_NUM_CANDIDATES) if asked is None or abs(port - asked) > 1]
-    return {Variant.ON: free[0] if asked is None else asked, Variant.ALL: free[-2], Variant.OFF: free[-1]}
+    return {Variant.ON: free[0] if asked is None else asked, Variant.WEIGHED: free[-2], Variant.OFF: free[-1]}
 
 
 def find_model(*roots: Path) -> Path:
@@ -148,17 +148,18 @@ class Demo:
         with ExitStack() as stack:
             heard = _StartLines()
             self._say("Starting three servers on this machine, each with front, prefill and decode: decode's prefix")
-            self._say("cache off; on; and everything on, as `serve` runs by default.")
+            self._say("cache off; on; and on with prompts computed by decode where that is sooner (the default).")
             on = stack.enter_context(own_server(_SERVER, self._argv(Variant.ON), heard))
             with ExitStack() as others:
-                for variant in (Variant.ALL, Variant.OFF):
+                for variant in (Variant.WEIGHED, Variant.OFF):
                     others.enter_context(own_server(_SERVER, self._argv(variant), heard))
                 self._say(f"Ready. Pages move from prefill to decode by {heard.transport}.")
-                self._say(f"To watch in a browser: {on_url}/view with the cache, {urls[Variant.OFF]}/view without.")
+                views = (f"{urls[variant]}/view ({_TITLES[variant]})" for variant in Variant)
+                self._say("To watch in a browser: " + "\n  ".join(("", *views)))
                 comparisons = self._compare(urls)
             self._console.print(make_table(comparisons))
             self._say(in_words(*comparisons))
-            self._say("\n" + default_in_words(*comparisons))
+            self._say("\n" + weighed_in_words(*comparisons))
             answer = ask(on_url, self._model.name, self._example)
             self._tell_chat(answer)
             is_right = all(comparison.is_right for comparison in comparisons) and self._example.is_answered_by(answer)
@@ -185,9 +186,9 @@ class Demo:
                     seen.append(self._act(urls[variant], scene, title))
                 self._say(f"  {title:<32} {', '.join(f'{seen[-1].wall_s:.1f} s' for seen in rounds[variant])}")
         first, second = (
-            Comparison(scene.title, tuple(off), tuple(on), tuple(all_on))
-            for scene, off, on, all_on in zip(
-                self._acts, rounds[Variant.OFF], rounds[Variant.ON], rounds[Variant.ALL], strict=True
+            Comparison(scene.title, tuple(off), tuple(on), tuple(weighed))
+            for scene, off, on, weighed in zip(
+                self._acts, rounds[Variant.OFF], rounds[Variant.ON], rounds[Variant.WEIGHED], strict=True
             )
         )
         return first, second

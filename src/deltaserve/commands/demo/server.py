@@ -37,11 +37,11 @@ class Variant(Enum):
     """What a server of the demo does. Prefill keeps and shares pages between requests in all of them."""
 
     OFF = "off"
-    """Decode keeps no page behind a request, and prefill computes every prompt."""
+    """Decode keeps no page after a request, and prefill computes every prompt."""
     ON = "on"
     """Decode keeps and shares pages, too. What the table compares with the first is what moves."""
-    ALL = "all"
-    """As `deltaserve serve` runs by default: decode computes a prompt itself where that is sooner."""
+    WEIGHED = "weighed"
+    """And decode computes a prompt itself where that is sooner, which is the default of `deltaserve serve`."""
 
 
 def demo_settings(model: Path, port: int, variant: Variant) -> Settings:
@@ -50,7 +50,7 @@ def demo_settings(model: Path, port: int, variant: Variant) -> Settings:
         model=ModelSettings(model_path=str(model), device="cpu", context_length=_CONTEXT_LEN),
         memory=MemorySettings(page_size=PAGE_SIZE, num_pages=PREFILL_PAGES),
         scheduling=SchedulingSettings(num_reserved_decode_tokens=_RESERVED_TOKENS),
-        disaggregation=DisaggregationSettings(conditional_prefill="auto" if variant is Variant.ALL else "off"),
+        disaggregation=DisaggregationSettings(conditional_prefill="auto" if variant is Variant.WEIGHED else "off"),
         network=NetworkSettings(port=port),
     )
 
