@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.cells import cells
 from tests.chaos.soak import Report, assert_kept, soak
 from tests.chaos.storm import WEIGHTS, make_storm
 from tests.chaos.watch import Growth, Memory
@@ -13,7 +14,7 @@ STORM_S = 180.0
 SHORT_STORM_S = 60.0
 
 
-@pytest.mark.parametrize("storm_s", [SHORT_STORM_S, pytest.param(STORM_S, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("storm_s", cells([(SHORT_STORM_S,), (STORM_S,)], lambda storm_s: storm_s == STORM_S))
 def test_storm(capsys: pytest.CaptureFixture[str], storm_s: float) -> None:
     """Whether memory grows is judged over three minutes only: in one, what grows at first is all that shows."""
     report = asyncio.run(soak(SEED, storm_s, lambda text: None))

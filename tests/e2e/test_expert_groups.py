@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -43,23 +44,24 @@ def greedy(model: Path, prompt: list[int], count: int) -> list[int]:
 def test_conversations_stay_on_their_member(group: Server, model: Path) -> None:
     """All at once, four turns of each: what came before is found, on the member that has it, and answers are right."""
 
-    def talk(seed: int) -> tuple[list[tuple[int, int]], list[tuple[list[int], Answer]]]:
-        """For each later turn: tokens known to caches of decode, and tokens said before. And all that was said."""
-        text, hits, said = random_prompt(40, seed), [], []
+    new_len = 20
+
+    def talk(seed: int) -> list[tuple[list[int], Answer]]:
+        """Prompt and answer of each turn."""
+        text, said = random_prompt(40, seed), []
         for turn in range(4):
-            known = len(text)
-            text = [*text, *random_prompt(20, 100 * seed + turn)]
+            text = [*text, *random_prompt(new_len, 100 * seed + turn)]
             answer = group.complete(text, 6)
             said.append((text, answer))
-            hits += [(int(answer.timings["decode_cached_tokens"]), known)] if turn else []
             text = [*text, *answer.tokens]
-        return hits, said
+        return said
 
     with ThreadPoolExecutor(6) as pool:
         talks = list(pool.map(talk, range(6)))
-    for prompt, answer in (one for _, said in talks for one in said):  # behind the traffic: it needs the processors
+    for prompt, answer in chain.from_iterable(talks):  # behind the traffic: it needs the processors
         assert_true(model, prompt, answer)
-    hits = [hit for of_one, _ in talks for hit in of_one]
+    later = chain.from_iterable(said[1:] for said in talks)
+    hits = [(int(answer.timings["decode_cached_tokens"]), len(prompt) - new_len) for prompt, answer in later]
     num_kept = sum(found >= (known - 1) // PAGE * PAGE for found, known in hits)
     # A worker that a busy machine keeps from speaking gets no new rooms meanwhile: a turn of each conversation that
     # stood there is answered elsewhere. Placed at random, half of the turns would be found.

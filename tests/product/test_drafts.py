@@ -21,7 +21,7 @@ BOTH = (Role.PREFILL, Role.DECODE)
 HEADS = ("deepseek_v3_mtp", EAGLE3_HEAD, "qwen3_next_mtp", "qwen3_5_mtp", "qwen3_5_moe_mtp")
 QUICK = {("deepseek_v3_mtp", 1, False), ("deepseek_v3_mtp", 64, True), (EAGLE3_HEAD, 16, True)}
 """Head, page size, decode's cache. The others take minutes."""
-QUICK_HEADS = ("deepseek_v3_mtp", EAGLE3_HEAD)
+QUICK_HEADS = {name for name, *_ in QUICK}
 ALIKE = ("qwen3_next_mtp", "qwen3_5_mtp")
 """Heads of hybrid models, as that of qwen3_5_moe is."""
 

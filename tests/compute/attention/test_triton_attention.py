@@ -17,6 +17,7 @@ import torch
 from deltaserve.compute.attention.attention import Batch, Query
 from deltaserve.compute.memory.element_conversion import torch_dtype
 from deltaserve.core.layout.dtype import DType
+from tests.cells import cells
 from tests.compute.attention.attention_world import Shape, World, check_against_plain, check_sharing_keeps_bits
 from tests.compute.attention.compiled_kernels import Target, compile_state_moves, compiled_sizes
 from tests.compute.attention.triton_process import (
@@ -237,7 +238,7 @@ def compiler() -> Iterator[KernelProcess]:
     yield from compiling_process()
 
 
-@pytest.fixture(params=[pytest.param(80, marks=pytest.mark.wide), 90, pytest.param(100, marks=pytest.mark.wide)])
+@pytest.fixture(params=cells([(80,), (90,), (100,)], lambda capability: capability != 90))
 def sizes(compiler: KernelProcess, request: pytest.FixtureRequest) -> tuple[list[int], list[int]]:
     """Bytes of shared memory of each kernel for small and for large tiles; compiled outside a test's time limit."""
     small = run_in(compiler, compiled_sizes, Target(request.param, 128, 128, 4))

@@ -12,6 +12,7 @@ from torch import Tensor
 from deltaserve.control.sched.plan import SharedRun
 from deltaserve.core.ids import RowId
 from deltaserve.core.layout.dtype import DType
+from tests.cells import cells
 from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
 from tests.compute.executor.world import (
     Driver,
@@ -50,7 +51,7 @@ def check_triton(path: Path) -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("name", [pytest.param("gpt_oss", marks=pytest.mark.wide), "deepseek_v3"])
+@pytest.mark.parametrize("name", cells([("gpt_oss",), ("deepseek_v3",)], lambda name: name == "gpt_oss"))
 def test_generation_with_kernels_for_gpus(process: KernelProcess, tiny_models: Path, name: str) -> None:
     """By Triton's interpreter: windows and sinks, layers that see everything, latents."""
     run_in(process, check_triton, tiny_models / name)

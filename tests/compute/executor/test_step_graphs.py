@@ -33,6 +33,7 @@ from deltaserve.core.layout.shard import Shard
 from deltaserve.core.sampling import SamplingParams
 from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.model.shard_rules import ExpertPlacement
+from tests.cells import cells
 from tests.compute.attention.compiled_kernels import Constants
 from tests.compute.attention.step_tape import StepTape
 from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
@@ -93,7 +94,7 @@ def check_replays_of_experts(folder: Path) -> None:
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("name", "layers"), [("qwen3_moe", (0,)), pytest.param("gpt_oss", (0, 1), marks=pytest.mark.wide)]
+    ("name", "layers"), cells([("qwen3_moe", (0,)), ("gpt_oss", (0, 1))], lambda name, _: name == "gpt_oss")
 )
 def test_replays_of_experts(process: KernelProcess, tiny_models: Path, tmp_path: Path, name: str, layers: Any) -> None:
     run_in(process, check_replays_of_experts, with_parts(tiny_models / name, tmp_path, layers))

@@ -15,6 +15,7 @@ from deltaserve.compute.layers import ops_choice
 from deltaserve.compute.layers.grouped_experts import StackedExperts, experts_one_by_one
 from deltaserve.compute.layers.step_ops import TorchOps
 from deltaserve.model.code_plan import CODE_RULES
+from tests.cells import cells
 from tests.compute.attention.compiled_kernels import compiled_bytes
 from tests.compute.attention.step_tape import StepTape
 from tests.compute.attention.triton_process import KernelProcess, compiling_process, needs_triton, run_in
@@ -147,7 +148,7 @@ def compiler() -> Iterator[KernelProcess]:
     yield from compiling_process()
 
 
-@pytest.fixture(params=[pytest.param(80, marks=pytest.mark.wide), 90, pytest.param(100, marks=pytest.mark.wide)])
+@pytest.fixture(params=cells([(80,), (90,), (100,)], lambda capability: capability != 90))
 def sizes(compiler: KernelProcess, request: pytest.FixtureRequest) -> list[int]:
     """Compiled outside a test's time limit."""
     return run_in(compiler, compiled_experts, request.param)

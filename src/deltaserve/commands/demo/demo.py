@@ -147,15 +147,18 @@ class Demo:
         on_url = urls[Variant.ON]
         with ExitStack() as stack:
             heard = _StartLines()
-            self._say("Starting three servers on this machine, each with front, prefill and decode: decode's prefix")
-            self._say("cache off; on; and on with prompts computed by decode where that is sooner (the default).")
+            self._say(
+                "Starting three servers on this machine, each with front, prefill and decode: decode's prefix cache "
+                "off; on; and on with prompts computed by decode where that is sooner (the default)."
+            )
             on = stack.enter_context(own_server(_SERVER, self._argv(Variant.ON), heard))
             with ExitStack() as others:
                 for variant in (Variant.WEIGHED, Variant.OFF):
                     others.enter_context(own_server(_SERVER, self._argv(variant), heard))
                 self._say(f"Ready. Pages move from prefill to decode by {heard.transport}.")
-                views = (f"{urls[variant]}/view ({_TITLES[variant]})" for variant in Variant)
-                self._say("To watch in a browser: " + "\n  ".join(("", *views)))
+                self._say("To watch in a browser:")
+                for variant in Variant:
+                    self._say(f"  {urls[variant]}/view ({_TITLES[variant]})")
                 comparisons = self._compare(urls)
             self._console.print(make_table(comparisons))
             self._say(in_words(*comparisons))
