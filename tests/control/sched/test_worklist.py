@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaserve.control.sched.worklist import LeasedRow, shared_runs
+from deltaserve.control.sched.worklist import LeasedRows, leased_rows, shared_runs
 from deltaserve.core.ids import RowId
 from tests.control.cache.toys import Toy
 from tests.control.sched.sharing import check_runs, possible_positions, shared_positions
 
 
-def row(number: int, *path: tuple[int, int, int]) -> LeasedRow:
-    return LeasedRow(RowId(number), path)
+def row(number: int, *path: tuple[int, int, int]) -> LeasedRows:
+    return LeasedRows([RowId(number)], path)
 
 
-def spans(rows: list[LeasedRow], split: int) -> list[tuple[int, int, tuple[int, ...]]]:
+def spans(rows: list[LeasedRows], split: int) -> list[tuple[int, int, tuple[int, ...]]]:
     return [(run.start, run.end, run.rows) for run in shared_runs(rows, split)]
 
 
@@ -45,9 +45,8 @@ def test_only_whole_splits_are_shared_and_a_branch_inside_one_takes_it_over() ->
 def test_runs_of_leases_are_true_and_complete(pools: tuple[int, ...], words: list[str], split_pages: int) -> None:
     toy = Toy(page_size=4, pool_pages=pools)
     leases = [toy.hold(word) for word in words]
-    rows = [LeasedRow(RowId(i), lease.path()) for i, lease in enumerate(leases)]
     split = split_pages * toy.page_size
-    runs = shared_runs(rows, split)
+    runs = shared_runs(leased_rows((RowId(i), lease) for i, lease in enumerate(leases)), split)
     tables = {RowId(i): [lease.pages(pool) for pool in range(len(pools))] for i, lease in enumerate(leases)}
     lengths = {RowId(i): lease.num_tokens for i, lease in enumerate(leases)}
     check_runs(runs, tables, lengths, toy.page_size, split)

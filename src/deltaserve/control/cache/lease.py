@@ -61,20 +61,31 @@ class Lease:
         pages = tuple(chain.from_iterable(node.pages[pool] for node in nodes))
         return pages[len(pages) - (self.num_pages - first) :]
 
-    def path(self) -> tuple[tuple[int, int, int], ...]:
+    def path(self, last: Node | None = None) -> tuple[tuple[int, int, int], ...]:
         """(node id, start, end) in tokens, root to leaf, gapless. Equal node ids of two leases mean equal pages.
 
-        Stays true while `PrefixCache.version` does. Raises StateError when no longer live.
+        `last`: one of its nodes, up to which it is wanted. Stays true while `PrefixCache.version` does. Raises
+        StateError when no longer live.
         """
         size = self._page_size
-        return tuple((node.id, node.start * size, node.end * size) for node in self._nodes())
+        return tuple((node.id, node.start * size, node.end * size) for node in self._nodes(last))
 
-    def _nodes(self) -> list[Node]:
-        """Nodes that hold pages, root to leaf."""
+    def last_common(self) -> Node | None:
+        """The deepest of its nodes that another lease has, too; None: none of them. Raises StateError when no longer
+        live."""
+        if not self._live:
+            raise StateError("use of a lease that has ended")
+        node = self._node
+        while node.locks < 2 and node.parent is not None:  # those above a node have at least as many
+            node = node.parent
+        return node if node.parent is not None else None
+
+    def _nodes(self, last: Node | None = None) -> list[Node]:
+        """Nodes that hold pages, root to leaf, or to `last`."""
         if not self._live:
             raise StateError("use of a lease that has ended")
         nodes = []
-        node = self._node
+        node = self._node if last is None else last
         while node.parent is not None:
             nodes.append(node)
             node = node.parent

@@ -1,7 +1,8 @@
 """Who hears of the rows that decode on and on, and what a frame says of them that stays from step to step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from deltaserve.control.sched.request import Request
 from deltaserve.core.ids import PeerName, Room
@@ -9,14 +10,17 @@ from deltaserve.core.tokens import TOKEN_BYTES
 from deltaserve.core.wire.messages import NextTokens, StreamPlace
 
 
-@dataclass(frozen=True, slots=True)
-class StreamedRoom:
-    """A request, and whom its tokens are told."""
+class StreamedRoom(Protocol):
+    """A request's room, as far as its tokens are told of it."""
 
-    request: Request
-    room: Room
-    front: PeerName
-    epoch: int
+    @property
+    def request(self) -> Request: ...
+    @property
+    def room(self) -> Room: ...
+    @property
+    def front(self) -> PeerName: ...
+    @property
+    def epoch(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -30,18 +34,22 @@ class _Part:
 class Audience:
     """Fronts, each with its rooms among those of some requests that draw a token each in every step."""
 
-    def __init__(self, requests: Sequence[Request], rooms: Sequence[StreamedRoom]) -> None:
-        """`rooms`: those of `requests` that have a room, in their order. Each has drawn its next token already."""
+    def __init__(self, requests: Sequence[Request], rooms: Iterable[StreamedRoom | None]) -> None:
+        """`rooms`: of each of `requests`; None: it has none. Each has drawn its next token already."""
         self.requests = requests
-        indexes = {request: index for index, request in enumerate(requests)}
         self._parts: dict[PeerName, _Part] = {}
-        for one in rooms:
-            part = self._parts.setdefault(one.front, _Part([], []))
-            part.indexes.append(indexes[one.request])
+        stops: set[int] = set()
+        for index, one in enumerate(rooms):
+            if one is None:
+                continue
+            part = self._parts.get(one.front)
+            if part is None:
+                part = self._parts[one.front] = _Part([], [])
+            part.indexes.append(index)
             part.places.append(StreamPlace(one.room, one.epoch, one.request.output_len - 1))
+            stops.update(one.request.sampling.stop_token_ids)
         self._places = {front: tuple(part.places) for front, part in self._parts.items()}
         self._first_len = requests[0].num_tokens if requests else 0
-        stops = {token for one in rooms for token in one.request.sampling.stop_token_ids}
         self.stops = frozenset(stops)
         """Ids that may end one of the outputs."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from deltaserve.control.engine.audience import NOBODY, Audience, StreamedRoom
+from deltaserve.control.engine.audience import NOBODY, Audience
 from deltaserve.control.engine.ended import EndedAnswer, EndedRooms, Former, ToldOutput
 from deltaserve.control.engine.near import Weighing
 from deltaserve.control.engine.peer_links import PeerLinks
@@ -386,9 +386,7 @@ class RoomBook:
     def audience(self, requests: Sequence[Request]) -> Audience:
         """Who hears of these, which have each drawn one more token; the same as before while they are the same."""
         if not self._audience.fits(requests):
-            rooms = [(request, room) for request in requests if (room := self._by_request.get(request)) is not None]
-            streamed = [StreamedRoom(request, room.room, room.front, room.epoch) for request, room in rooms]
-            self._audience = Audience(requests, streamed)
+            self._audience = Audience(requests, map(self._by_request.get, requests))
         return self._audience
 
     def renumber(self, room: DecodeRoom, epoch: int) -> None:

@@ -70,6 +70,12 @@ class PageNeeds:
         end = -(-num_tokens // size)
         return tuple(end - kept.first_needed(num_tokens, size) for kept in self._retentions)
 
+    def of_outputs(self, output_lens: Iterable[int]) -> Needs:
+        """What further tokens of so many requests take of the first pool, and nothing of the others: as `of_output` of
+        them all, where there is one pool."""
+        size = self._page_size
+        return (sum([-(-output_len // size) for output_len in output_lens]), *(0 for _ in self.more_pools))
+
     def of_output(self, request: Request, output_len: int) -> Needs:
         """What `output_len` further tokens take, beyond what the request holds, or will hold once it has started.
 

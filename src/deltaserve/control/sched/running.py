@@ -18,7 +18,7 @@ from deltaserve.control.sched.plan import DecodeRows, RowOpen, SharedRun
 from deltaserve.control.sched.request import Request
 from deltaserve.control.sched.sched_config import SchedConfig
 from deltaserve.control.sched.step_target import StepTarget
-from deltaserve.control.sched.worklist import LeasedRow, shared_runs
+from deltaserve.control.sched.worklist import leased_rows, shared_runs
 from deltaserve.core.errors import IntegrityError, StateError
 from deltaserve.core.ids import Namespace, PageId, PoolId, RowId
 from deltaserve.core.wire.messages import CacheUse
@@ -373,12 +373,8 @@ class Running:
             return self._shown
         decoding = {*others} if going_on is None else {*going_on.rows, *others}
         if self._runs is None:
-            rows = [
-                LeasedRow(r.row, r.lease.path())
-                for r in self.requests
-                if r.row is not None and r.row in decoding and r.lease is not None
-            ]
-            self._runs = shared_runs(rows, self.config.split_tokens)
+            leases = ((r.row, r.lease) for r in self.requests if r.row in decoding and r.lease is not None)
+            self._runs = shared_runs(leased_rows(leases), self.config.split_tokens)
         shown = self._runs
         if not all(decoding.issuperset(run.rows) for run in shown):
             rest = (replace(run, rows=tuple(row for row in run.rows if row in decoding)) for run in shown)
@@ -395,12 +391,18 @@ class Running:
         The share doubles with each retraction and shrinks slowly while there is none: with the static share a worker
         whose answers are long retracts and resumes without end (SGLang adapts its `new_token_ratio` likewise).
         """
-        share = int(self.config.reserve_len * self._reserve_scale)
-        return self.needs.of_output(request, min(share, max(0, request.max_len - request.num_tokens)))
+        return self.needs.of_output(request, min(self._share, max(0, request.max_len - request.num_tokens)))
 
     def reserve(self) -> Needs:
         """Pages kept for the further output of all of them."""
-        return self.needs.total(map(self.reserve_of, self))
+        share = self._share
+        lens = [min(share, max(0, r.max_len - r.num_tokens)) for r in self.decoding]
+        return self.needs.total((self.needs.of_outputs(lens), *map(self.reserve_of, self.others)))
+
+    @property
+    def _share(self) -> int:
+        """Tokens of further output that pages are kept for, at most."""
+        return int(self.config.reserve_len * self._reserve_scale)
 
     def decay_reserve(self) -> None:
         """Let the reserve shrink towards its base; called once per step."""

@@ -219,15 +219,15 @@ class Waiting:
 
     def _book(self, owner: RequestOwner) -> _Booking:
         running, step_len = self._running, self._running.config.step_len
-        missing = [r.num_tokens - r.num_computed for r in running]
+        missing = [r.num_tokens - r.num_computed for r in running.others]  # of those that decode on and on 1 each
         booked = sum(min(tokens, step_len) for tokens in missing if tokens > 1)
         return _Booking(
             owner=owner,
             horizon_left=HORIZON_STEPS * step_len - booked,
             has_long=any(tokens > step_len for tokens in missing),
-            reserve=running.needs.total(map(running.reserve_of, (*running, *self._entering))),
+            reserve=running.needs.total((running.reserve(), *map(running.reserve_of, self._entering))),
             num_rows=running.num_open_rows(len(self._entering)),
-            frontier=self._duplicates.frontier(running),
+            frontier=self._duplicates.frontier(running.others),
         )
 
     def _try(self, request: Request, booking: _Booking) -> TryOutcome:

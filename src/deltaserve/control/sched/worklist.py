@@ -5,9 +5,11 @@ share the pages of [0, x). Shared runs are whole splits only, so the remainder n
 by each row and a row's partition depends on nothing but its own positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from deltaserve.control.cache.prefix_cache import Lease
+from deltaserve.control.cache.radix import Node
 from deltaserve.control.sched.plan import SharedRun
 from deltaserve.core.ids import RowId
 
@@ -16,32 +18,46 @@ Path = Sequence[tuple[int, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class LeasedRow:
-    """A decode row and what it leases."""
+class LeasedRows:
+    """Decode rows that lease the same nodes, beside those that nobody else leases."""
 
-    row: RowId
+    rows: Sequence[RowId]
     path: Path
 
 
-def shared_runs(rows: Sequence[LeasedRow], split_tokens: int) -> tuple[SharedRun, ...]:
+def leased_rows(leases: Iterable[tuple[RowId, Lease]]) -> list[LeasedRows]:
+    """Rows with their leases, without those that have no node in common with anybody: a path is made once for all rows
+    that have it, not for each."""
+    rows_of: dict[Node, list[RowId]] = {}
+    lease_of: dict[Node, Lease] = {}
+    for row, lease in leases:
+        last = lease.last_common()
+        if last is not None:
+            rows_of.setdefault(last, []).append(row)
+            lease_of[last] = lease
+    return [LeasedRows(rows, lease_of[last].path(last)) for last, rows in rows_of.items()]
+
+
+def shared_runs(leased: Sequence[LeasedRows], split_tokens: int) -> tuple[SharedRun, ...]:
     """Runs of whole splits read by two rows or more, root to leaf. Rows of one run stand next to each other."""
     runs: list[SharedRun] = []
-    pending = [(list(rows), 0, 0)]  # rows that share everything up to `depth`, of which [0, start) is listed already
+    pending = [(list(leased), 0, 0)]  # what shares everything up to `depth`, of which [0, start) is listed already
     while pending:
         group, depth, start = pending.pop()
-        for node_rows in _by_node(group, depth):
-            if len(node_rows) < 2:
+        for alike in _by_node(group, depth):
+            rows = tuple(row for one in alike for row in one.rows)
+            if len(rows) < 2:
                 continue
-            end = node_rows[0].path[depth][2] // split_tokens * split_tokens
+            end = alike[0].path[depth][2] // split_tokens * split_tokens
             if end > start:
-                runs.append(SharedRun(start, end, tuple(r.row for r in node_rows)))
-            pending.append((node_rows, depth + 1, max(start, end)))
+                runs.append(SharedRun(start, end, rows))
+            pending.append((alike, depth + 1, max(start, end)))
     return tuple(runs)
 
 
-def _by_node(rows: list[LeasedRow], depth: int) -> list[list[LeasedRow]]:
-    groups: dict[int, list[LeasedRow]] = {}
-    for row in rows:
-        if depth < len(row.path):
-            groups.setdefault(row.path[depth][0], []).append(row)
+def _by_node(leased: list[LeasedRows], depth: int) -> list[list[LeasedRows]]:
+    groups: dict[int, list[LeasedRows]] = {}
+    for one in leased:
+        if depth < len(one.path):
+            groups.setdefault(one.path[depth][0], []).append(one)
     return list(groups.values())
