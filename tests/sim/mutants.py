@@ -137,6 +137,13 @@ MUTANTS = (
     Mutant("ticket_id_reused", "A8", _RECEIVER, "[peer, writer_boot] = seq + 1", "[peer, writer_boot] = seq"),
     Mutant("quarantine_leaks", "C1", _RECEIVER, "            pool.drain(pages)\n", "            pass\n"),
     Mutant("source_not_pinned", "A11", _SENDER, "            pool.pin(pages)\n", "            pass\n"),
+    Mutant(
+        "ended_rows_go_on",
+        "C1",
+        _STEPS,
+        "            self._running.falls_out(request)\n            return\n",
+        "            return\n",
+    ),
     Mutant("pins_leak", "C1", _SENDER, "ticket.pins[chunk] = tuple(src)", "ticket.pins[chunk] = ()"),
     Mutant(
         "fence_vouches_for_writes",

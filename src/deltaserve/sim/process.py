@@ -409,6 +409,9 @@ class SimWorker(SimProcess):
         running = self.instance.parts.scheduler.running
         namespaces = {r.row: r.namespace for r in running if r.row in opened and r.row is not None}
         self.world.seen.note(Situation.STEP_AHEAD, bool(self._submitted))
+        ended = {request.row for request in self.instance.parts.scheduler.steps.ending}
+        if any(item.row in ended for item in plan.items):
+            raise IntegrityError(f"I37: step {plan.step} of {self.name} computes for a request that has ended")
         self._submitted.append((plan, namespaces))
         if len(self._submitted) == 1:
             self._launch()

@@ -498,9 +498,13 @@ def draw_behind(bench: Bench, under_way: list[StepPlan]) -> None:
         bench.tables.draw(ahead.step, item.row, 7)
     under_way.append(ahead)
     if len(under_way) == 2:
-        plan = under_way.pop(0)
-        items = tuple(ItemResult(item.row, (Sampled(7),)) for item in plan.items)
-        bench.scheduler.steps.commit(StepResult(plan.step, items).compact(plan))
+        commit_drawn(bench, under_way.pop(0))
+
+
+def commit_drawn(bench: Bench, plan: StepPlan) -> None:
+    """Each row has drawn a token."""
+    items = tuple(ItemResult(item.row, (Sampled(7),)) for item in plan.items)
+    bench.scheduler.steps.commit(StepResult(plan.step, items).compact(plan))
 
 
 def cached_len(bench: Bench, request: Request) -> int:
@@ -543,6 +547,31 @@ def test_no_page_is_freed_under_a_step_that_reads_it() -> None:
     bench.commit(under_way.pop())
     assert bench.pools[0].num_free > num_free
     bench.check_empty()
+
+
+@pytest.mark.parametrize("num_ahead", [1, 2])
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_who_ended_under_steps_is_in_no_further_one(num_ahead: int, is_alone: bool) -> None:
+    """There is always a step under way: it gives its row and pages back all the same."""
+    bench = Bench(config(num_ahead=num_ahead))
+    ended, other = make_request(range(6), max_tokens=50), make_request(range(7, 12), max_tokens=50)
+    bench.add(ended, *([] if is_alone else [other]))
+    bench.step()
+    bench.step()
+    steps, row = bench.scheduler.steps, ended.row
+    under_way = [plan for _ in range(num_ahead + 1) if (plan := steps.plan()) is not None]
+    assert all(row in [item.row for item in plan.items] for plan in under_way)
+    bench.scheduler.finish(ended)
+    for num_left in reversed(range(num_ahead + 1)):
+        assert steps.is_in_flight(ended)
+        commit_drawn(bench, under_way.pop(0))
+        if steps.has_work() and (plan := steps.plan()) is not None:
+            assert row not in [item.row for item in plan.items]
+            under_way.append(plan)
+        assert steps.is_in_flight(ended) == (num_left > 0)
+    assert (ended.row, ended.lease, ended.owned) == (None, None, ())
+    while under_way:
+        commit_drawn(bench, under_way.pop(0))
 
 
 def test_plan_and_commit_alternate() -> None:

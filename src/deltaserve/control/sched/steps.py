@@ -89,9 +89,11 @@ class Steps:
         return not self._flights or self._may_plan_behind(self._flights[-1])
 
     def end(self, request: Request, leave: Callable[[Request], None]) -> None:
-        """The request gives everything back, as `leave` does: now, or when the last step that names it is committed."""
+        """The request gives everything back, as `leave` does: now, or when the last step that names it is committed. No
+        further step names it."""
         if self.is_in_flight(request):
             self._ending.setdefault(request, leave)
+            self._running.falls_out(request)
             return
         leave(request)
 
