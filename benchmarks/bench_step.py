@@ -147,14 +147,17 @@ class Bench:
         result = self.executor.execute(plan)
         seconds = self.watch.best_s(lambda: self.executor.execute(plan))
         read = result.tokens_read - result.shared_tokens_read
-        roof = self.roof_s(plan.num_tokens, sum(item.samples for item in items), read)
+        seen = sum(item.q_len * item.q_start + item.q_len * (item.q_len + 1) // 2 for item in items)
+        roof = self.roof_s(plan.num_tokens, sum(item.samples for item in items), read, seen)
         return Line(name, seconds * 1e3, plan.num_tokens / seconds, roof * 1e3, roof / seconds)
 
-    def roof_s(self, num_tokens: int, num_logits: int, kv_tokens: int) -> float:
+    def roof_s(self, num_tokens: int, num_logits: int, kv_tokens: int, num_seen: int) -> float:
+        """`num_seen`: keys that all tokens see, together."""
         body, head = body_parameters(self.spec), self.spec.vocab_size * self.spec.hidden_size
         itemsize = self.spec.dtype.itemsize
         num_bytes = (body + head * bool(num_logits)) * itemsize + kv_tokens * self.token_bytes
-        flops = 2 * (body * num_tokens + head * num_logits)
+        of_key = 2 * self.spec.num_heads * self.spec.head_dim * len(self.spec.layers)  # scores, and weighted values
+        flops = 2 * (body * num_tokens + head * num_logits + of_key * num_seen)
         return max(num_bytes / self.machine.read_bytes_per_s, flops / self.machine.flops_per_s)
 
 
