@@ -88,6 +88,14 @@ def compiled_bytes(
     num_stages: int = 2,
 ) -> int:
     """Bytes of shared memory. `types`: of what is not `fixed`, int32 where it is not named."""
+    compiled = compiled_kernel(kernel, types, fixed, capability, num_warps=num_warps, num_stages=num_stages)
+    return int(compiled.metadata.shared)
+
+
+def compiled_kernel(
+    kernel: Any, types: dict[str, str], fixed: dict[str, Any], capability: int, **options: object
+) -> Any:
+    """What Triton made of it; `types` as above, `options` as of a launch."""
     compiler: Any = importlib.import_module("triton.compiler")
     gpu: Any = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", capability, 32)
     signature = {name: "constexpr" if name in fixed else types.get(name, "i32") for name in kernel.arg_names}
@@ -98,6 +106,6 @@ def compiled_bytes(
         constexprs={name: value for name, value in fixed.items() if name in kernel.arg_names},
         attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
     )
-    compiled = compiler.compile(source, target=gpu, options={"num_warps": num_warps, "num_stages": num_stages})
+    compiled = compiler.compile(source, target=gpu, options=options)
     assert compiled.asm["cubin"]
-    return int(compiled.metadata.shared)
+    return compiled

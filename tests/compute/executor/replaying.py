@@ -40,14 +40,14 @@ RUN_LEN = 3
 AFTER = (0, 2, 3, 4)
 NUM_STEPS = len(DECODING) + len(GOING_ON) * RUN_LEN + 1
 NUM_RECORDED = (5, 4)
-"""Steps that are recorded, launched ahead and not: of 6, 4, 2 and 1 rows, and those of 4 rows with the host's draws and
-without. Row 4 draws by a rule of the host."""
+"""Steps that are recorded, launched ahead and not: of 6, 4, 2 and 1 rows, and those of 4 rows ahead with row 4, whose
+logits are changed before a draw, and without."""
 RULES: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 1.3},
     {"temperature": 0.9, "top_p": 0.8},
     {"temperature": 0.9, "top_k": 5},
-    {"temperature": 0.0, "logit_bias": ((7, 4.0),)},
+    {"temperature": 0.0, "logit_bias": ((7, 4.0),), "frequency_penalty": 0.5, "repetition_penalty": 1.2},
     {"temperature": 0.7, "min_p": 0.1},
 )
 

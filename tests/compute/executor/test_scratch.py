@@ -10,7 +10,9 @@ import torch
 from deltaserve.compute.attention.attention import Batch, Query
 from deltaserve.compute.attention.flashinfer.kind import WRAPPER_BYTES
 from deltaserve.compute.attention.scratch_limits import part_bytes
+from deltaserve.compute.executor.resident_rows import ResidentRows
 from deltaserve.compute.executor.scratch import LOGPROB_POSITIONS, attention_bytes, scratch_bytes
+from deltaserve.compute.memory.page_table import PageTable
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.shard import Shard
 from deltaserve.model.checkpoint_config import load_spec
@@ -128,12 +130,16 @@ def test_a_rank_counts_its_heads_and_the_logits_of_all_tokens(tiny_models: Path,
     assert two.vocab_size == spec.vocab_size
 
 
-def test_recorded_steps_keep_scaled_logits_of_all_rows(spec: ModelSpec) -> None:
+def test_recorded_steps_keep_scaled_logits_and_counts_of_all_rows(spec: ModelSpec) -> None:
     larger = replace(spec, vocab_size=2 * spec.vocab_size)
     on_cpu, on_gpu = (
         scratch_bytes(larger, sizes) - scratch_bytes(spec, sizes) for sizes in (SIZES, replace(SIZES, device="cuda"))
     )
-    assert on_gpu - on_cpu == SIZES.max_rows * spec.vocab_size * 4
+    rows = ResidentRows(PageTable(1, SIZES.max_rows, 1), 1, SIZES.max_rows, torch.device("cpu"))
+    tables, logits = rows.adjustments.tables(spec.vocab_size), rows.float_logits(spec.vocab_size)
+    assert on_gpu - on_cpu == tables.counts.nbytes + logits.nbytes
+    on_cpu, on_gpu = (scratch_bytes(spec, sizes) for sizes in (SIZES, replace(SIZES, device="cuda")))
+    assert on_gpu - on_cpu > tables.counts.nbytes + tables.biases.nbytes + logits.nbytes
 
 
 def test_scratch_of_a_long_extend_does_not_grow_with_its_context(spec: ModelSpec) -> None:

@@ -22,7 +22,7 @@ from deltaserve.compute.executor.randomness import uniform
 from deltaserve.compute.executor.recordable_models import why_not_recordable
 from deltaserve.compute.executor.resident_draws import MakeDraws, TorchDraws, uniform_on_device
 from deltaserve.compute.executor.resident_rows import DecodingRows, ResidentRows
-from deltaserve.compute.executor.row_rules import WayToDraw, packed_rules
+from deltaserve.compute.executor.row_rules import MOST_BIASES, DrawKind, WayToDraw, is_adjusted, packed_rules
 from deltaserve.compute.executor.sampler import SampleRow, sample
 from deltaserve.compute.executor.step_graphs import StepGraphs, bucket_of
 from deltaserve.compute.layers.decoder import Hidden
@@ -255,7 +255,7 @@ class Replaying(NamedTuple):
         """`starts`: row |-> position."""
         lines = tuple(map(RowId, starts))
         step = DecodingRows(lines, np.array(list(starts.values())), {RowId(r): t for r, t in given.items()}, (), 16)
-        drawn = self.graphs.draw(step, WayToDraw.LARGEST)
+        drawn = self.graphs.draw(step, DrawKind(WayToDraw.LARGEST))
         return None if drawn is None else drawn[0].tolist()
 
 
@@ -397,7 +397,7 @@ def test_other_steps_are_not_recorded() -> None:
 def test_where_a_recording_fails_steps_go_on_without(caplog: pytest.LogCaptureFixture) -> None:
     graphs, rows, rooms, recorder = Replaying.of(4)
     assert graphs.forward(inputs_of([1], [1])) is not None
-    assert rows.scaled_logits(VOCAB).shape == (4, VOCAB)
+    assert rows.float_logits(VOCAB).shape == (4, VOCAB)
     recorder.error = RuntimeError("operation not permitted when stream is capturing\nand a page more")
     assert [graphs.forward(inputs_of([1] * n, [1] * n)) for n in (2, 2, 1, 4)] == [None] * 4
     assert (recorder.num_asked, len(rooms.made)) == (2, 2)
@@ -481,7 +481,7 @@ class Drawing(NamedTuple):
                 rows.rules[29 - line] = torch.from_numpy(packed_rules(params, 5, own, vocab_size)).to(device)
                 rows.positions[29 - line] = line + 4
             draws = torch.zeros((2, 30), dtype=torch.int64, device=device)
-            make(rows, 30, vocab_size, way).draw(padded, lines, draws)
+            make(rows, 30, vocab_size, DrawKind(way)).draw(padded, lines, draws)
             of_way = [index for index, own in enumerate(ways) if own is not None and own <= way]
             assert [int(draws[0, index]) for index in of_way] == [self.want[index] for index in of_way], way
             assert draws[1].all() and ((draws[0] >= 0) & (draws[0] < vocab_size)).all()
@@ -518,7 +518,7 @@ def check_not_finite() -> None:
         params = SamplingParams(max_tokens=9, seed=1, temperature=0.8 if way else 0.0, top_p=0.9 if way == 2 else 1.0)
         rows.rules[:5] = torch.from_numpy(packed_rules(params, 0, way, 9000))
         draws = torch.zeros((2, 5), dtype=torch.int64)
-        triton_draws()(rows, 5, 9000, way).draw(logits, torch.arange(5), draws)
+        triton_draws()(rows, 5, 9000, DrawKind(way)).draw(logits, torch.arange(5), draws)
         assert draws[1].tolist() == [1, 0, 0, 1, 0], way
         assert ((draws[0] >= 0) & (draws[0] < 9000)).all()
 
@@ -531,21 +531,27 @@ def test_kernels_tell_of_logits_that_are_not_finite(process: KernelProcess) -> N
 def check_draws_share_memory() -> None:
     """Only one recorded step is computed at a time: logits that are scaled stand in one place for all of them."""
     rows = ResidentRows(PageTable(1, 6, 1), 1, 6, torch.device("cpu"))
-    made = [triton_draws()(rows, num_rows, VOCAB, way) for num_rows in (1, 2, 4, 6) for way in WayToDraw]
-    kept = [tensor.untyped_storage() for draws in made for tensor in vars(draws).values() if isinstance(tensor, Tensor)]
+    kinds = [DrawKind(way, is_adjusted) for way in WayToDraw for is_adjusted in (False, True)]
+    made: list[Any] = [triton_draws()(rows, num_rows, VOCAB, kind) for num_rows in (1, 2, 4, 6) for kind in kinds]
+    parts = [part for draws in made for part in (draws, draws._adjusting) if part is not None]
+    kept = [tensor.untyped_storage() for part in parts for tensor in vars(part).values() if isinstance(tensor, Tensor)]
     num_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in kept}.values())
     assert 6 * VOCAB * 4 <= num_bytes < 7 * VOCAB * 4
 
 
 def check_compiled_once() -> None:
-    """Kernels are the same for all numbers of rows: constants of three kernels are found."""
+    """Kernels are the same for all numbers of rows: constants of four kernels are found."""
     module: Any = importlib.import_module("deltaserve.compute.executor.triton_draws")
+    adjustments: Any = importlib.import_module("deltaserve.compute.executor.triton_adjustments")
     rows, kernels = ResidentRows(PageTable(1, 6, 1), 1, 6, torch.device("cpu")), Constants()
-    with patch.multiple(module, look_at_chunks=kernels, choose=kernels, choose_limited=kernels):
+    of_draws = patch.multiple(module, look_at_chunks=kernels, choose=kernels, choose_limited=kernels)
+    with of_draws, patch.object(adjustments, "adjust", kernels):
         for num_rows in (5, 6):
             lines, draws = torch.arange(num_rows), torch.zeros((2, num_rows), dtype=torch.int64)
-            module.TritonDraws(rows, num_rows, VOCAB, WayToDraw.LIMITED).draw(torch.zeros(6, VOCAB), lines, draws)
-    assert len(kernels.found) == 3
+            module.TritonDraws(rows, num_rows, VOCAB, DrawKind(WayToDraw.LIMITED, True)).draw(
+                torch.zeros(6, VOCAB), lines, draws
+            )
+    assert len(kernels.found) == 4
 
 
 @needs_triton
@@ -560,8 +566,36 @@ def test_draws_of_all_numbers_of_rows_share_their_memory(process: KernelProcess)
 
 @pytest.mark.parametrize(
     "changes",
-    [{"logprobs": 0}, {"frequency_penalty": 0.1}, {"logit_bias": ((1, 1.0),)}, {"min_tokens": 1}],
-    ids=lambda changes: next(iter(changes)),
+    [
+        {"logprobs": 0},
+        {"grammar": "root"},
+        {"bad_words": ((1, 2),), "frequency_penalty": 0.1},
+        {"logit_bias": ((1, 1.0), (1, 1.0))},
+        {"logit_bias": ((1, 1e300),)},
+        {"logit_bias": tuple((token, 1.0) for token in range(MOST_BIASES + 1))},
+        {"min_tokens": 1, "stop_token_ids": tuple(range(450, 550)), "logit_bias": tuple((t, 1.0) for t in range(450))},
+    ],
+    ids=["logprobs", "grammar", "bad words", "a token twice", "a large bias", "many biases", "many tokens"],
 )
 def test_what_needs_the_host_is_not_drawn_by_the_device(changes: dict[str, Any]) -> None:
     assert WayToDraw.of(SamplingParams(max_tokens=9, seed=1, **changes), VOCAB) is None
+
+
+def test_where_all_tokens_are_banned_the_host_draws() -> None:
+    rules = SamplingParams(max_tokens=9, seed=1, min_tokens=2, stop_token_ids=tuple(range(20)))
+    assert WayToDraw.of(rules, 20) is None
+    assert WayToDraw.of(rules, 21) is WayToDraw.FREE
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"frequency_penalty": 0.1}, True),
+        ({"logit_bias": ((1, 1.0),)}, True),
+        ({"min_tokens": 3, "stop_token_ids": (1,)}, True),
+        ({"min_tokens": 3}, False),
+        ({"stop_token_ids": (1,), "top_p": 0.5}, False),
+    ],
+)
+def test_which_rules_change_logits(changes: dict[str, Any], expected: bool) -> None:
+    assert is_adjusted(SamplingParams(max_tokens=9, seed=1, **changes)) is expected

@@ -1,15 +1,17 @@
 """Decode steps whose rows the device keeps: launched by one replay, with no input but what changed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from deltaserve.compute.executor.inputs import shared_of, wants_more
 from deltaserve.compute.executor.launched import DrawingItem, DrawsOnHost, Launched, StepClock, drawn_result
+from deltaserve.compute.executor.resident_adjustments import AdjustedRow
 from deltaserve.compute.executor.resident_rows import DecodingRows, ResidentRows
-from deltaserve.compute.executor.row_rules import WayToDraw, packed_rules
+from deltaserve.compute.executor.row_rules import DrawKind, WayToDraw, packed_rules
 from deltaserve.compute.executor.row_state import DecodeRun, Row
 from deltaserve.compute.executor.step_graphs import StepGraphs
 from deltaserve.control.sched.plan import (
@@ -32,14 +34,21 @@ class _Run:
     rows: DecodingRows
     """Rows as the first step had them."""
     held: tuple[Row, ...]
-    way: WayToDraw
+    kind: DrawKind
+    learning: tuple[int, ...]
+    """Places of rows that learn what they draw: the host may have to draw for them by all that they had."""
     steps: DecodeRun
+    num_steps: int
     work: tuple[SharedRun, ...]
     decode: DecodePart | None
     """As the last plan names its rows; None: it did not name all of them."""
     tokens_read: int
     """In the last step."""
     shared_tokens: int
+
+    def end_of(self, place: int) -> int:
+        """Position behind the last that the row at this place has computed."""
+        return int(self.rows.starts[place]) + self.num_steps
 
 
 class ResidentDecode:
@@ -72,16 +81,17 @@ class ResidentDecode:
         if run is not None and self.goes_on(plan):
             run.decode = plan.decode
             run.tokens_read += len(run.held)
-            draws = self._graphs.draw_again(run.rows, run.way)
+            draws = self._graphs.draw_again(run.rows, run.kind)
         else:
             self.end_run()
             run = self._run_of(plan, rows)
-            draws = None if run is None else self._graphs.draw(run.rows, run.way)
+            draws = None if run is None else self._graphs.draw(run.rows, run.kind)
         if run is None or draws is None:
             return None
         if run is not self._run:
             self._begin(run)
         run.steps.step = plan.step
+        run.num_steps += 1
         result = StepResult(
             step=plan.step,
             items=(),
@@ -89,14 +99,24 @@ class ResidentDecode:
             shared_tokens_read=run.shared_tokens,
             is_typical=not self._graphs.take_recorded(),
         )
-        return LaunchedRun(result, plan, DrawsOnHost.of(draws, draws.device), self._clock, launched_at)
+        learning = [Learning(place, run.held[place], run.end_of(place)) for place in run.learning]
+        return LaunchedRun(result, plan, DrawsOnHost.of(draws, draws.device), self._clock, launched_at, learning)
 
     def end_run(self) -> None:
         """What follows is another step than one more of the same rows."""
-        if self._run is not None:
-            for row in self._run.held:
-                row.leave(self._run.steps)
+        run = self._run
+        if run is not None:
+            for row in run.held:
+                row.leave(run.steps)
+            for place in run.learning:
+                run.held[place].num_counted = run.end_of(place)
             self._run = None
+
+    def forget(self, rows: Iterable[Row]) -> None:
+        """A step failed: what the device has of these, all that there are, is not known."""
+        self.end_run()
+        for row in rows:
+            row.num_counted = 0
 
     def _begin(self, run: _Run) -> None:
         run.shared_tokens = self._graphs.shared_tokens(len(run.held))
@@ -106,13 +126,15 @@ class ResidentDecode:
 
     def _run_of(self, plan: StepPlan, rows: Mapping[RowId, Row]) -> _Run | None:
         """Where each item is a row that draws one token by rules that the device knows."""
-        drawing, given, way = [], {}, WayToDraw.LARGEST
+        drawing, adjusted, given, way = [], [], {}, WayToDraw.LARGEST
         for item in plan.items:
             row = rows[item.row]
             if row.way is None or item.q_len != 1 or not item.samples or wants_more(item):
                 return None
             way = max(way, row.way)
             drawing.append(DrawingItem(item, row))
+            if row.is_adjusted:
+                adjusted.append(AdjustedRow(item.row, row, item.q_start))
             token = self._given(item, row)
             if token is not None:
                 given[item.row] = token
@@ -120,12 +142,15 @@ class ResidentDecode:
             return None
         lines = tuple([one.item.row for one in drawing])
         starts = np.array([one.item.q_start for one in drawing], np.int64)
-        of_rows = DecodingRows(lines, starts, given, shared_of(lines, plan.work.shared), plan.work.split_tokens)
+        shared = shared_of(lines, plan.work.shared)
+        of_rows = DecodingRows(lines, starts, given, shared, plan.work.split_tokens, tuple(adjusted))
         return _Run(
             of_rows,
             held=tuple([one.row for one in drawing]),
-            way=way,
+            kind=DrawKind(way, bool(adjusted)),
+            learning=tuple([place for place, one in enumerate(drawing) if one.row.sampling.needs_history]),
             steps=DecodeRun(plan.step),
+            num_steps=0,
             work=plan.work.shared,
             decode=plan.decode if plan.num_going_on == len(lines) else None,
             tokens_read=int(starts.sum()) + len(lines),
@@ -143,15 +168,36 @@ class ResidentDecode:
         return token
 
 
+class Learning(NamedTuple):
+    """A row that learns what it draws in a step of a run."""
+
+    place: int
+    row: Row
+    position: int
+    """Where the token drawn stands."""
+
+
 class LaunchedRun(Launched):
-    """A step of a run: rows learn nothing of it."""
+    """A step of a run: only those rows learn of it that need to."""
 
     def __init__(
-        self, result: StepResult, plan: StepPlan, draws: DrawsOnHost, clock: StepClock, launched_at: float
+        self,
+        result: StepResult,
+        plan: StepPlan,
+        draws: DrawsOnHost,
+        clock: StepClock,
+        launched_at: float,
+        learning: Sequence[Learning],
     ) -> None:
         """`result`: without what is drawn."""
         Launched.__init__(self, result, (), draws, clock, launched_at)
         self._plan = plan
+        self._learning = learning
+
+    def settle(self) -> None:
+        tokens, is_finite = self._on_host.values
+        for place, row, position in self._learning:
+            row.read(self._of_step.step, position, int(tokens[place]) if is_finite[place] else None)
 
     def _read(self, values: Tensor) -> StepResult:
         tokens, is_finite = values

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.executor.candidates import SamplingLimits
+from deltaserve.compute.executor.penalties import Penalties
+from deltaserve.compute.executor.resident_adjustments import AdjustmentTables, adjusted, count_inputs
 from deltaserve.compute.executor.resident_rows import ResidentRows
-from deltaserve.compute.executor.row_rules import WayToDraw
+from deltaserve.compute.executor.row_rules import DrawKind, WayToDraw
 from deltaserve.compute.executor.unread_draws import UnreadDraws, draw_free, draw_limited
 from deltaserve.compute.layers.step_ops import unread_peaks
 
@@ -27,14 +29,18 @@ class _Rules(NamedTuple):
     prompt_len: Tensor
     top_k: Tensor
     way: Tensor
+    num_biases: Tensor
     temperature: Tensor
     top_p: Tensor
     min_p: Tensor
+    repetition: Tensor
+    frequency: Tensor
+    presence: Tensor
 
     @classmethod
     def of(cls, rules: Tensor) -> "_Rules":
         columns = torch.split(rules, 1, -1)
-        return cls(*columns[:4], *(column.contiguous().view(torch.float64) for column in columns[4:]))
+        return cls(*columns[:5], *(column.contiguous().view(torch.float64) for column in columns[5:]))
 
 
 class RowDraws(Protocol):
@@ -46,24 +52,42 @@ class RowDraws(Protocol):
         ...
 
 
-MakeDraws = Callable[[ResidentRows, int, int, WayToDraw], RowDraws]
-"""Makes those of a step of so many rows, over so many logits, that draws in this way."""
+MakeDraws = Callable[[ResidentRows, int, int, DrawKind], RowDraws]
+"""Makes those of a step of so many rows, over so many logits, of this kind."""
 
 
 class TorchDraws:
     """RowDraws by torch."""
 
-    def __init__(self, rows: ResidentRows, num_rows: int, num_logits: int, way: WayToDraw) -> None:
-        self._rows, self._num_logits, self._way = rows, num_logits, way
+    def __init__(self, rows: ResidentRows, num_rows: int, num_logits: int, kind: DrawKind) -> None:
+        self._rows, self._num_logits, self._kind = rows, num_logits, kind
+        self._tables = rows.adjustments.tables(num_logits) if kind.is_adjusted else None
 
     def draw(self, logits: Tensor, lines: Tensor, draws: Tensor) -> None:
         rows, positions = self._rows, self._rows.positions.index_select(0, lines) + 1
-        wide = logits[:, : self._num_logits].contiguous().to(torch.float32)
-        drawn, is_finite = draw_by_rules(wide, rows.rules.index_select(0, lines), positions, self._way)
+        wide, rules = logits[:, : self._num_logits].contiguous().to(torch.float32), rows.rules.index_select(0, lines)
+        if self._tables is not None:
+            wide = self._adjusted(self._tables, wide, lines, rules, positions)
+        drawn, is_finite = draw_by_rules(wide, rules, positions, self._kind.way)
         draws[0].copy_(drawn)
         draws[1].copy_(is_finite)
         rows.last_drawn.index_copy_(0, lines, drawn)
         rows.positions.index_copy_(0, lines, positions)
+
+    def _adjusted(
+        self, tables: AdjustmentTables, logits: Tensor, lines: Tensor, rules: Tensor, positions: Tensor
+    ) -> Tensor:
+        """Logits of rows whose last tokens, which the step has computed, are counted first."""
+        of_rows = _Rules.of(rules)
+        places = lines * self._num_logits + self._rows.last_drawn.index_select(0, lines)
+        is_stored = torch.arange(len(lines), device=lines.device) < self._rows.num_stored
+        count_inputs(tables.counts.view(-1), places, positions > of_rows.prompt_len[:, 0], is_stored)
+        columns = (of_rows.repetition, of_rows.frequency, of_rows.presence)
+        penalties = Penalties(*(column.to(torch.float32) for column in columns))
+        biases = tables.biases.index_select(0, lines)
+        is_bias = torch.arange(biases.shape[1], device=lines.device) < of_rows.num_biases
+        counts = tables.counts.index_select(0, lines)
+        return adjusted(logits, counts, penalties, biases, is_bias, positions[:, None])
 
 
 def draw_by_rules(logits: Tensor, rules: Tensor, positions: Tensor, way: WayToDraw) -> UnreadDraws:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from deltaserve.compute.attention.attention import Shared
 from deltaserve.compute.attention.fixed_step import RowsOnDevice, RowsToCome
+from deltaserve.compute.executor.resident_adjustments import AdjustedRow, ResidentAdjustments
 from deltaserve.compute.executor.row_rules import idle_rules
 from deltaserve.compute.memory.host_arrays import on_device
 from deltaserve.compute.memory.page_table import PageTable
@@ -41,6 +42,8 @@ class DecodingRows:
     """Input tokens that the host gives. That of another row is what the device drew for it last."""
     shared: tuple[Shared, ...]
     split_tokens: int
+    adjusted: tuple[AdjustedRow, ...] = ()
+    """Those of them whose logits are changed before a draw; () where none is to be drawn by the device."""
 
     def to_come(self) -> RowsToCome:
         return RowsToCome(np.array(self.rows, np.int64), self.starts + 1, self.shared, self.split_tokens)
@@ -67,7 +70,8 @@ class ResidentRows:
         self.rules = torch.from_numpy(idle_rules()).repeat(num_lines, 1).to(device)  # [lines, NUM_RULES]
         self._lines = torch.full((max_rows,), max_rows, dtype=torch.int64, device=device)  # of the step
         self._num_rows = torch.zeros(1, dtype=torch.int32, device=device)
-        self._num_stored = torch.zeros_like(self._num_rows)  # as `RowsOnDevice.num_stored`
+        self.num_stored = torch.zeros_like(self._num_rows)  # as `RowsOnDevice.num_stored`
+        self.adjustments = ResidentAdjustments(num_lines, device)
         self._tables = tuple(
             torch.zeros((num_lines, table.shape[1]), dtype=torch.int32, device=device) for table in self._of_host
         )
@@ -84,16 +88,17 @@ class ResidentRows:
 
     def on_device(self, num_rows: int) -> RowsOnDevice:
         """Where the device finds the rows of a step of at most so many."""
-        return RowsOnDevice(self._lines[:num_rows], self._num_rows, self._num_stored, self.positions, self._tables)
+        return RowsOnDevice(self._lines[:num_rows], self._num_rows, self.num_stored, self.positions, self._tables)
 
-    def scaled_logits(self, num_logits: int) -> Tensor:
+    def float_logits(self, num_logits: int) -> Tensor:
         """[max_rows, num_logits] float32 with any content, the same memory for all recorded steps: only one of them is
         computed at a time. As large as it gets from the first on, since a step keeps what it was recorded with."""
-        return self._scratch.take("scaled", (self._max_rows, num_logits), torch.float32)
+        return self._scratch.take("logits", (self._max_rows, num_logits), torch.float32)
 
     def free_scratch(self) -> None:
         """No recorded step is left."""
         self._scratch.clear()
+        self.adjustments.free()
 
     def open(self, row: RowId, rules: Int64s) -> None:
         """Another request has the row; `rules` [NUM_RULES]."""
@@ -116,9 +121,11 @@ class ResidentRows:
             lines[: len(self._index)] = self._index
             self._tell([*self._changes(step), _LineChange(self._lines, np.arange(self._max_rows), lines)])
             self._num_rows.fill_(len(step.rows))
-            self._num_stored.fill_(len(step.rows))
+            self.num_stored.fill_(len(step.rows))
         elif changes := self._changes(step):
             self._tell(changes)
+        if step.adjusted:
+            self.adjustments.bring_up(step.adjusted)
 
     def go_on(self) -> Int64s:
         """The step has the rows of the one before, each one position on. Returns [n] keys of each of them."""
@@ -134,15 +141,16 @@ class ResidentRows:
     @contextmanager
     def standing(self) -> Iterator[None]:
         """Within, the device may compute the step once or more, and its rows stay where they are: positions and last
-        tokens are put back, and no recurrent state is stored, which would take in the token each time."""
+        tokens are put back, no recurrent state is stored, which would take in the token each time, nor is that
+        counted."""
         kept = [(tensor, tensor.clone()) for tensor in (self.positions, self.last_drawn)]
-        self._num_stored.zero_()
+        self.num_stored.zero_()
         try:
             yield
         finally:
             for tensor, values in kept:
                 tensor.copy_(values)
-            self._num_stored.copy_(self._num_rows)
+            self.num_stored.copy_(self._num_rows)
 
     def forget(self) -> None:
         """A step failed: what the device has of it, or was told before it, is not known. It is told all of it anew."""

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from deltaserve.compute.executor.row_rules import WayToDraw
+from deltaserve.compute.executor.row_rules import WayToDraw, is_adjusted
 from deltaserve.control.sched.plan import RowOpen
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import StepIndex
@@ -40,8 +40,13 @@ class Row:
         self._has_run = False
         self.way: WayToDraw | None = WayToDraw.of(opened.sampling, vocab_size)
         """How a recorded step draws for it; None: it cannot."""
+        self.is_adjusted = is_adjusted(opened.sampling)
+        """Whether a recorded step changes its logits before it draws."""
+        self.num_counted = 0
+        """First tokens of it that the device counts (resident_adjustments.py), when it has done what it was given; 0:
+        it was told nothing of the row's biases and tokens."""
         self._history: History | None = None
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
 
     def tokens(self, start: int, end: int) -> npt.NDArray[np.int64]:
         """Known tokens of positions [start, end), fewer where they are not known yet."""
@@ -61,7 +66,7 @@ class Row:
         if end <= self.num_known and (self._tokens[start:end] == tokens).all():
             return
         if start < self.num_known:
-            self._history = None
+            self._history, self.num_counted = None, 0
         self._tokens[start:end] = tokens
         self._count(tokens, start)
         self.num_known = end
@@ -76,9 +81,10 @@ class Row:
         self._on_device, self._run = step, None
 
     def join(self, run: DecodeRun) -> None:
-        """Tokens are drawn in every step of the run from now on, and stand in the device's memory only. The host does
-        not learn them."""
-        self._run, self._has_run = run, True
+        """Tokens are drawn in every step of the run from now on, and stand in the device's memory only. The host learns
+        those of a row with penalties, which it may have to draw for later, by `read`, and no others."""
+        self._run, self._has_run = run, not self.sampling.needs_history
+        self._history = None  # made anew of what is known, should the host ask for it: each count here is a launch
 
     def leave(self, run: DecodeRun) -> None:
         """The last step of the run was the row's last one in it."""
@@ -111,7 +117,7 @@ class Row:
     def history(self, device: torch.device) -> "History":
         """Counts for penalties, made when first asked for."""
         if self._history is None:
-            self._history = History(self._vocab_size, device)
+            self._history = History(self.vocab_size, device)
             known = self._tokens[: self.num_known]
             self._history.add(known[: self.prompt_len], is_output=False)
             self._history.add(known[self.prompt_len :], is_output=True)

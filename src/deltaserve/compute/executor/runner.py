@@ -111,7 +111,7 @@ class TorchExecutor:
 
     `launch` gives a step to a device that computes beside the host, and the step behind it before anybody has read
     what the first one drew: its tokens stay in the device's memory. Steps whose tokens the host must see at once
-    (guesses, log-probabilities, penalties, several ranks) are computed as by `execute`.
+    (guesses, log-probabilities, penalties unless the step is recorded, several ranks) are computed as by `execute`.
     """
 
     def __init__(
@@ -190,6 +190,11 @@ class TorchExecutor:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute a step: see control/sched/executor.py."""
+        self._apply(plan)
+        return self._executed(plan)
+
+    def _executed(self, plan: StepPlan) -> StepResult:
+        """The plan has been applied."""
         start = time.perf_counter()
         with self._threads.computing():
             result = self._execute(plan)
@@ -198,7 +203,6 @@ class TorchExecutor:
         return replace(result, seconds=seconds, num_threads=num_threads, is_typical=not self._has_recorded())
 
     def _execute(self, plan: StepPlan) -> StepResult:
-        self._apply(plan)
         self._end_all()
         if self._decode is not None:
             self._decode.end_run()
@@ -215,20 +219,25 @@ class TorchExecutor:
         while self._under_way and self._under_way[0].is_over:
             self._under_way.popleft().settle()
         launched_at = time.perf_counter()
-        is_next = self._decode is not None and self._decode.goes_on(plan)
-        if not is_next and not self._may_stay_unread(plan):
-            return AtOnce(self.execute(plan))
         self._apply(plan)
         try:
-            of_run = None if self._decode is None else self._decode.launch(plan, self._rows, launched_at)
-            launched = of_run or self._enqueue(plan, launched_at)
+            launched = self._launched(plan, launched_at)
         except Exception:
             _log.exception("step %d of %d tokens failed: its requests end", plan.step, plan.num_tokens)
         else:
+            if launched is None:
+                return AtOnce(self._executed(plan))
             self._under_way.append(launched)
             return launched
         self._end_all()
         return AtOnce(self._failed(plan))
+
+    def _launched(self, plan: StepPlan, launched_at: float) -> Launched | None:
+        """None: the host must see at once what its rows draw."""
+        of_run = None if self._decode is None else self._decode.launch(plan, self._rows, launched_at)
+        if of_run is not None:
+            return of_run
+        return self._enqueue(plan, launched_at) if self._may_stay_unread(plan) else None
 
     def _has_recorded(self) -> bool:
         """Whether a step was recorded since this was asked last."""
@@ -242,12 +251,11 @@ class TorchExecutor:
             launched.settle()
 
     def _may_stay_unread(self, plan: StepPlan) -> bool:
-        """Whether nothing on the host depends on the tokens that the plan's items draw."""
-        opened = {opened.row: opened.sampling for opened in plan.opens}
+        """Whether nothing on the host depends on the tokens that the plan's items draw. The plan has been applied."""
         if not self._is_alone or self._guessing is not None or not plan.items:
             return False
         for item in plan.items:
-            sampling = opened[item.row] if item.row in opened else self._rows[item.row].sampling
+            sampling = self._rows[item.row].sampling
             if wants_more(item) or sampling.logprobs is not None or sampling.looks_back:
                 return False
             if sampling.grammar is not None:
@@ -306,7 +314,7 @@ class TorchExecutor:
         tensors of the step."""
         self._resident.forget()
         if self._decode is not None:
-            self._decode.end_run()
+            self._decode.forget(self._rows.values())
         self._attention.free_scratch()
         self._wait_for_device()
         if self._device.type == "cuda":

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from deltaserve.compute.executor.allowed_tokens import Mask, forbid, with_least_tokens
 from deltaserve.compute.executor.candidates import SamplingLimits, draw_among
+from deltaserve.compute.executor.penalties import Penalties, penalised
 from deltaserve.compute.executor.randomness import uniform
 from deltaserve.compute.executor.row_rules import is_cold, is_limited
 from deltaserve.compute.executor.row_state import History
@@ -147,11 +148,7 @@ def ends_of_bad_words(words: Sequence[Sequence[int]], behind: Sequence[int]) -> 
 
 
 def _penalise(line: Tensor, params: SamplingParams, history: History) -> None:
-    if params.repetition_penalty != 1.0:
-        factor = params.repetition_penalty
-        line.copy_(torch.where(history.seen, torch.where(line > 0, line / factor, line * factor), line))
-    line -= params.frequency_penalty * history.output_counts
-    line -= params.presence_penalty * (history.output_counts > 0)
+    line.copy_(penalised(line, history.seen, history.output_counts, Penalties.of(params, line.device)))
 
 
 def _choose(logits: Tensor, rows: Sequence[SampleRow], known: Mapping[int, int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from deltaserve.compute.attention.registry import attention_kinds
 from deltaserve.compute.executor.recordable_models import why_not_recordable
+from deltaserve.compute.executor.row_rules import BIAS_WIDTH, MOST_BIASES
 from deltaserve.model.layers.layer_spec import StepLens
 from deltaserve.model.model_spec import DraftSpec, ModelSpec
 from deltaserve.settings.resolve import StepSizes
@@ -35,12 +36,14 @@ def _activations(spec: ModelSpec, num_tokens: int) -> int:
 
 def _recorded(spec: ModelSpec, sizes: StepSizes) -> int:
     """Bytes of recorded decode steps (step_graphs.py): the activations of the largest, which lie apart, scaled logits,
-    and partial results, for which there is room for a power of two, while smaller steps keep what they had before: each
-    doubles."""
+    what is kept of rows to change logits (resident_adjustments.py), and partial results, for which there is room for a
+    power of two, while smaller steps keep what they had before: each doubles."""
     if sizes.device == "cpu" or why_not_recordable(spec) is not None:
         return 0
     results = sizes.max_rows * (sizes.context_len // sizes.split_tokens + 2)
-    floats = sizes.max_rows * spec.vocab_size + 4 * results * spec.num_heads * (spec.head_dim + 1)
+    of_line = spec.vocab_size + 2 * MOST_BIASES * BIAS_WIDTH
+    floats = sizes.max_rows * spec.vocab_size + (sizes.max_rows + 1) * of_line
+    floats += 4 * results * spec.num_heads * (spec.head_dim + 1)
     floats += max(layer.mixer.scratch_floats(StepLens(sizes.max_rows, sizes.max_rows)) for layer in spec.layers)
     return _activations(spec, sizes.max_rows) + floats * _FLOAT
 

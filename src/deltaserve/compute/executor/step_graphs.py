@@ -20,7 +20,7 @@ from deltaserve.compute.executor.inputs import StepInputs
 from deltaserve.compute.executor.recordable_models import why_not_recordable
 from deltaserve.compute.executor.resident_draws import RowDraws
 from deltaserve.compute.executor.resident_rows import DecodingRows, ResidentRows
-from deltaserve.compute.executor.row_rules import WayToDraw
+from deltaserve.compute.executor.row_rules import DrawKind
 from deltaserve.compute.executor.step_recorder import StepRecorder
 from deltaserve.compute.layers.decoder import Decoder, Hidden
 from deltaserve.core.ids import RowId
@@ -81,7 +81,7 @@ class _Bucket:
     """What is recorded for one number of rows."""
 
     attention: FixedStep
-    replays: dict[WayToDraw | None, tuple[_RecordedStep, Callable[[], None]]] = field(default_factory=dict)
+    replays: dict[DrawKind | None, tuple[_RecordedStep, Callable[[], None]]] = field(default_factory=dict)
     told: tuple[tuple[RowId, ...], tuple[Shared, ...]] = ((), ())
     """Rows, and what they read together, as `attention` knows them."""
 
@@ -130,23 +130,23 @@ class StepGraphs:
             return None
         return Hidden(found.hidden.normed[:num_rows], found.hidden.residual[:num_rows], None)
 
-    def draw(self, step: DecodingRows, way: WayToDraw) -> Tensor | None:
+    def draw(self, step: DecodingRows, kind: DrawKind) -> Tensor | None:
         """[2, n] int64, valid until the next step: tokens drawn, and 1 where the logits are finite. None: steps of so
         many rows are not recorded."""
-        found = self._replayed(step, way)
+        found = self._replayed(step, kind)
         if found is None:
             return None
         self._rows.advance()
         return found.draws[:, : len(step.rows)]
 
-    def draw_again(self, before: DecodingRows, way: WayToDraw) -> Tensor | None:
+    def draw_again(self, before: DecodingRows, kind: DrawKind) -> Tensor | None:
         """As `draw`, of the rows of the last step that was drawn, each one position on from there, who read together
         what they read then."""
         ends, number = self._rows.go_on(), bucket_of(len(before.rows), self._max_rows)
         bucket = self._buckets.get(number)
         if bucket is None or not bucket.attention.holds(ends):
-            return self.draw(replace(before, starts=ends - 1, given={}), way)
-        recorded, replay = bucket.replays[way]
+            return self.draw(replace(before, starts=ends - 1, given={}, adjusted=()), kind)
+        recorded, replay = bucket.replays[kind]
         replay()
         self._rows.advance()
         return recorded.draws[:, : len(before.rows)]
@@ -155,14 +155,14 @@ class StepGraphs:
         """Positions that the last step, of so many rows, did not read again because of sharing."""
         return self._buckets[bucket_of(num_rows, self._max_rows)].attention.shared_tokens
 
-    def _replayed(self, step: DecodingRows, way: WayToDraw | None) -> _RecordedStep | None:
+    def _replayed(self, step: DecodingRows, kind: DrawKind | None) -> _RecordedStep | None:
         if self._has_failed or len(step.rows) > self._max_rows:
             return None
         self._rows.prepare(step)
         number = bucket_of(len(step.rows), self._max_rows)
         try:
             bucket = self._bucket(step, number)
-            recorded, replay = bucket.replays.get(way) or self._record(bucket, number, way)
+            recorded, replay = bucket.replays.get(kind) or self._record(bucket, number, kind)
         except Exception as problem:  # a driver's, a library's: any of them leaves steps as they are without graphs
             reason = f"{type(problem).__name__}: {problem}".partition("\n")[0]
             _log.warning("CUDA graphs: none from now on; to record a step of %d rows ends with %s", number, reason)
@@ -186,17 +186,17 @@ class StepGraphs:
         self._buckets[number] = made
         return made
 
-    def _record(self, bucket: _Bucket, number: int, way: WayToDraw | None) -> tuple[_RecordedStep, Callable[[], None]]:
+    def _record(self, bucket: _Bucket, number: int, kind: DrawKind | None) -> tuple[_RecordedStep, Callable[[], None]]:
         """To record a step may compute it, and so may a recording that fails: rows stand behind it where they stood
         before."""
         rows = self._rows
         self._num_recorded += 1
-        drawing = None if way is None else self._make_draws(rows, number, self._decoder.spec.vocab_size, way)
+        drawing = None if kind is None else self._make_draws(rows, number, self._decoder.spec.vocab_size, kind)
         recorded = _RecordedStep(self._decoder, rows, number, bucket.attention, drawing)
         with rows.standing():
-            bucket.replays[way] = recorded, self._recorder.record(recorded.run)
+            bucket.replays[kind] = recorded, self._recorder.record(recorded.run)
         _log.debug("CUDA graphs: a step of %d rows is recorded", number)
-        return bucket.replays[way]
+        return bucket.replays[kind]
 
 
 def make_step_graphs(

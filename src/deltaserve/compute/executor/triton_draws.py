@@ -12,9 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from deltaserve.compute.executor.resident_rows import ResidentRows
-from deltaserve.compute.executor.row_rules import WayToDraw
+from deltaserve.compute.executor.row_rules import NUM_RULES, DrawKind, WayToDraw
+from deltaserve.compute.executor.triton_adjustments import TritonAdjusting
 
 _CHUNK = 4096
+_NUM_RULES = tl.constexpr(NUM_RULES)
 _WHOLE = 2.0**50
 """Unit in which a probability is counted as a whole number, so that sums do not depend on their order."""
 
@@ -22,19 +24,22 @@ _WHOLE = 2.0**50
 class TritonDraws:
     """Draws for steps of so many rows. Its memory belongs to one recorded step, but for what `rows` lends."""
 
-    def __init__(self, rows: ResidentRows, num_rows: int, num_logits: int, way: WayToDraw) -> None:
+    def __init__(self, rows: ResidentRows, num_rows: int, num_logits: int, kind: DrawKind) -> None:
         device, self._num_chunks = rows.positions.device, -(-num_logits // _CHUNK)
-        self._rows, self._num_rows, self._num_logits, self._way = rows, num_rows, num_logits, way
+        self._rows, self._num_rows, self._num_logits, self._way = rows, num_rows, num_logits, kind.way
         self._tops = torch.empty((num_rows, self._num_chunks), dtype=torch.float32, device=device)
         self._sums = torch.empty_like(self._tops)
         self._places = torch.empty_like(self._tops, dtype=torch.int32)  # of the first largest; negative: not finite
-        self._scaled = rows.scaled_logits(num_logits if way is WayToDraw.LIMITED else 0)
+        self._scaled = rows.float_logits(num_logits if kind.way is WayToDraw.LIMITED else 0)
+        self._adjusting = TritonAdjusting(rows, num_rows, num_logits) if kind.is_adjusted else None
 
     def draw(self, logits: Tensor, lines: Tensor, draws: Tensor) -> None:
         """logits [B, num_logits or more], lines [B] -> draws [2, B] int64: tokens, and 1 where logits are finite. The
         rows of these lines have moved on."""
         rows, count = self._rows, self._num_logits
         logits = logits if logits.stride(1) == 1 else logits.contiguous()
+        if self._adjusting is not None:
+            logits = self._adjusting.adjusted(logits, lines)  # where they are scaled, too: each over itself
         with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]  # does nothing on the CPU
             look_at_chunks[self._num_rows, self._num_chunks](
                 logits, logits.stride(0), lines, rows.rules, self._tops, self._sums, self._places, count, CHUNK=_CHUNK
@@ -88,7 +93,7 @@ def _number(rules, position):
 
 @triton.jit
 def _temperature(rules):
-    return tl.load(rules + 4).to(tl.float64, bitcast=True).to(tl.float32)
+    return tl.load(rules + 5).to(tl.float64, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -96,7 +101,7 @@ def look_at_chunks(
     logits,  # [B, V] by stride
     stride,
     lines,  # [B] int64
-    rules,  # [lines, 7] int64, see row_rules.py
+    rules,  # [lines, NUM_RULES] int64, see row_rules.py
     tops,  # [B, C] float32, out: the largest of a chunk
     sums,  # [B, C] float32, out: of exp((x - largest) / temperature)
     places,  # [B, C] int32, out: the first of the largest; -1 where a logit is not finite
@@ -113,7 +118,7 @@ def look_at_chunks(
     x = tl.where(is_bad, -float("inf"), x)
     top = tl.max(x, 0)
     base = tl.where(top == -float("inf"), 0.0, top)
-    weights = tl.exp((x - base) / _temperature(rules + tl.load(lines + row) * 7))
+    weights = tl.exp((x - base) / _temperature(rules + tl.load(lines + row) * _NUM_RULES))
     at = row * tl.num_programs(1) + chunk
     tl.store(tops + at, top)
     tl.store(sums + at, tl.sum(weights, 0))
@@ -140,7 +145,7 @@ def choose(
     """Grid [B]: the largest, or one from the whole vocabulary by chance."""
     row = tl.program_id(0)
     line = tl.load(lines + row)
-    own = rules + line * 7
+    own = rules + line * _NUM_RULES
     chunk = tl.arange(0, MOST)
     is_chunk = chunk < CHUNKS
     at = row * CHUNKS + chunk
@@ -246,7 +251,7 @@ def choose_limited(
     of whole numbers, since none is negative."""
     row = tl.program_id(0)
     line = tl.load(lines + row)
-    own = rules + line * 7
+    own = rules + line * _NUM_RULES
     if tl.load(own + 3) != 2:
         return
     many, offset = tl.arange(0, MOST), tl.arange(0, CHUNK)
@@ -265,11 +270,11 @@ def choose_limited(
     top_k = tl.load(own + 2)
     if top_k < num_logits:
         limit = _limit_of_count(kept, num_logits, limit, top_k, CHUNKS, CHUNK)
-    top_p = tl.load(own + 5).to(tl.float64, bitcast=True)
+    top_p = tl.load(own + 6).to(tl.float64, bitcast=True)
     if top_p < 1.0:
         unit = whole / _total(kept, num_logits, limit, 0.0, CHUNKS, CHUNK)
         limit = _limit_of_mass(kept, num_logits, limit, (top_p * whole).to(tl.int64), unit, CHUNKS, CHUNK)
-    least = tl.load(own + 6).to(tl.float64, bitcast=True).to(tl.float32)
+    least = tl.load(own + 7).to(tl.float64, bitcast=True).to(tl.float32)
 
     goal = _number(own, tl.load(positions + line)) * _total(kept, num_logits, limit, least, CHUNKS, CHUNK)
     before, token, last = tl.full([], 0.0, tl.float64), tl.full([], -1, tl.int32), tl.full([], 0, tl.int32)

@@ -38,6 +38,8 @@ _RULES = (
     SamplingParams(max_tokens=1, seed=0, temperature=0.7, top_p=0.9),
 )
 """One for each way in which a recorded step draws (row_rules.py)."""
+_ADJUSTED = SamplingParams(max_tokens=1, seed=0, temperature=0.7, top_p=0.9, frequency_penalty=0.5)
+"""Its logits are changed before a draw, which is a kernel of its own."""
 DECODE_BUDGET_S = 8.0
 """No further decode step is made after that: what is not recorded by then is recorded when it comes first."""
 
@@ -72,7 +74,12 @@ def warm_up(compute: Callable[[StepPlan], StepResult], sizes: WarmUp, report: Ca
         report(f"recording decode steps of up to {buckets[0]} rows")
         num_made = steps.decodes(buckets, time.monotonic() + DECODE_BUDGET_S)
     seconds = time.monotonic() - began
-    _log.info("warm after %.1f s: %d of %d kinds of decode steps", seconds, num_made, len(buckets) * len(_RULES))
+    _log.info(
+        "warm after %.1f s: %d of %d kinds of decode steps",
+        seconds,
+        num_made,
+        len(buckets) * len(_RULES) + bool(buckets),
+    )
 
 
 def _buckets(sizes: WarmUp) -> list[int]:
@@ -115,18 +122,17 @@ class _Steps:
         self._close(num_rows)
 
     def decodes(self, buckets: Sequence[int], end_at: float) -> int:
-        """A step of each number of rows, by each way to draw. Returns how many were made in time."""
-        num_made = 0
-        for num_rows in buckets:
+        """A step of each number of rows, by each way to draw, and one whose logits are changed before. Returns how many
+        were made in time."""
+        kinds = [(num_rows, rules) for num_rows in buckets for rules in _RULES]
+        for num_made, (num_rows, rules) in enumerate((*kinds, (1, _ADJUSTED))):
+            if time.monotonic() >= end_at:
+                return num_made
             length = min(_DECODE_LEN, self._sizes.max_context_len)
-            for rules in _RULES:
-                if time.monotonic() >= end_at:
-                    return num_made
-                self._open(num_rows, length, rules)
-                self._step([_decode(row, length - 1) for row in range(num_rows)])
-                self._close(num_rows)
-                num_made += 1
-        return num_made
+            self._open(num_rows, length, rules)
+            self._step([_decode(row, length - 1) for row in range(num_rows)])
+            self._close(num_rows)
+        return len(kinds) + 1
 
     def _open(self, num_rows: int, length: int, rules: SamplingParams) -> None:
         """Rows of `length` known tokens, all on the same pages; on each more than once where the pool is small."""

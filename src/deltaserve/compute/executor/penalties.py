@@ -1,0 +1,33 @@
+"""Penalties of tokens that rows have had, in one arithmetic for draws by the host and by a device."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deltaserve.compute.memory.host_arrays import on_device
+from deltaserve.core.sampling import SamplingParams
+
+
+class Penalties(NamedTuple):
+    """Those of B rows, float32 [B, 1], or [1] of one."""
+
+    repetition: Tensor
+    frequency: Tensor
+    presence: Tensor
+
+    @classmethod
+    def of(cls, params: SamplingParams, device: torch.device) -> "Penalties":
+        """Those of one row. On the device, since a GPU multiplies by the reciprocal of a number that the host gives it
+        to divide by."""
+        values = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+        return cls(*torch.split(on_device(np.array(values, np.float32), device), 1))
+
+
+def penalised(logits: Tensor, seen: Tensor, output_counts: Tensor, penalties: Penalties) -> Tensor:
+    """logits, seen (bool), output_counts (float32) [B, V] or [V] -> logits of that shape."""
+    repetition, frequency, presence = penalties
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(seen, repeated, logits)
+    return logits - frequency * output_counts - presence * (output_counts > 0)
