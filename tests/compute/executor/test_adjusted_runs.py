@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from deltaserve.compute.executor.launched import Launched
 from deltaserve.compute.executor.resident_decode import LaunchedRun
 from deltaserve.compute.executor.runner import TorchExecutor
 from deltaserve.compute.executor.step_recorder import StepRecorder
@@ -31,7 +32,7 @@ from deltaserve.control.sched.plan import (
 from deltaserve.core.ids import RowId, StepIndex
 from deltaserve.core.layout.shard import Shard
 from deltaserve.core.sampling import SamplingParams
-from deltaserve.core.tokens import pack_u32
+from deltaserve.core.tokens import TOKEN_BYTES, pack_u32
 from deltaserve.model.model_spec import ModelSpec
 from tests.compute.attention.step_tape import StepTape
 from tests.compute.attention.triton_process import needs_triton
@@ -174,6 +175,8 @@ class Move:
     begins_anew: int | None
     """A line whose request is opened again with what it has, as after a retraction."""
     by_value: bool
+    in_parts: bool = False
+    """Whether the prompt of who joins is computed in two steps."""
 
 
 @dataclass
@@ -223,14 +226,18 @@ class Play:
         items = [self._item(line, move.by_value or line in anew) for line in going]
         free = [line for line in range(MAX_LINES) if line not in self.lines and line not in closes]
         if move.joins is not None and free:
-            items.append(self._joining(free[0], move.joins, number))
+            joining = self._joining(free[0], move.joins, number)
+            if move.in_parts and joining.q_len > 1:
+                self._step([replace(_part(joining, 0, 1), samples=False)], closes)
+                joining, closes = _part(joining, 1, joining.q_len), []
+            items.append(joining)
         self._step(items, closes)
         if going and len(going) == len(items):
             self._go_on(going, move.num_steps)
 
     def _step(self, items: Sequence[PlanItem], closes: Sequence[int] = ()) -> None:
         for item in items:
-            self.lines[item.row].steps.append(self.driver.steps)
+            self.lines[item.row].steps += [self.driver.steps] if item.samples else []
             self.lines[item.row].end = item.q_start + item.q_len
         self.driver.step(items, closes=closes)
 
@@ -265,6 +272,12 @@ class Play:
             driver.run(replace(driver.planned(()), items=PlanItems(decode, ()), decode=decode))
 
 
+def _part(item: PlanItem, start: int, end: int) -> PlanItem:
+    assert isinstance(item.inputs, TokenValues)
+    tokens = TokenValues(item.inputs.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
+    return replace(item, q_start=start, q_len=end - start, inputs=tokens)
+
+
 LINES = st.none() | st.integers(0, MAX_LINES - 1)
 MOVES = st.builds(
     Move,
@@ -274,6 +287,7 @@ MOVES = st.builds(
     leaves=st.none() | st.none() | LINES,
     begins_anew=st.none() | LINES,
     by_value=st.booleans(),
+    in_parts=st.booleans(),
 )
 
 
@@ -298,7 +312,7 @@ def test_rows_draw_what_the_host_draws(tiny_models: Path, moves: list[Move], num
 
 @needs_triton
 @pytest.mark.parametrize("of_rules", range(len(WAYS), BY_HOST), ids=lambda index: "-".join(RULES[index]))
-def test_only_prompts_wait_for_the_host(tiny_models: Path, of_rules: int) -> None:
+def test_no_step_waits_for_the_host(tiny_models: Path, of_rules: int) -> None:
     """All kinds of rules, beside another row, behind a prompt, and alone."""
     moves = (
         move(joins=of_rules),
@@ -307,7 +321,8 @@ def test_only_prompts_wait_for_the_host(tiny_models: Path, of_rules: int) -> Non
     )
     ahead = both(tiny_models / "llama", moves)
     for plan, launched in zip(ahead.plans, ahead.launched, strict=True):
-        assert isinstance(launched, LaunchedRun) == all(item.is_decode for item in plan.items), plan.step
+        is_decoding = all(item.is_decode for item in plan.items)
+        assert type(launched) is (LaunchedRun if is_decoding else Launched), plan.step
 
 
 @needs_triton
@@ -341,6 +356,15 @@ def test_a_step_that_fails_has_tokens_counted_anew(tiny_models: Path) -> None:
     assert ahead.launched[-1].wait().items[0].outcome is ItemOutcome.FAILED
     assert not ahead.executor._rows[RowId(0)].num_counted
     assert play.play(after)[0] == want[0]
+
+
+@needs_triton
+def test_a_recording_that_fails_within_a_run_ends_it(tiny_models: Path) -> None:
+    """The step goes on as one that is launched by itself."""
+    moves = (move(joins=0), move(joins=PENALISED), move(0, num_steps=1), move(0, 1, num_steps=4), move(0, 1))
+    for num_good in range(5):
+        ahead = both(tiny_models / "llama", moves, num_good)
+        assert all(type(launched) in (Launched, LaunchedRun) for launched in ahead.launched)
 
 
 @needs_triton

@@ -33,7 +33,8 @@ RULES: dict[str, dict[str, Any]] = {
     "nucleus": {"temperature": 0.9, "top_p": 0.8},
     "top-k": {"temperature": 0.9, "top_k": 5, "min_p": 0.02},
     "biased": {"temperature": 0.0, "logit_bias": ((7, 4.0), (11, -100.0))},
-    "not yet": {"temperature": 0.7, "min_tokens": 5, "stop_token_ids": (3, 5)},
+    "penalised": {"temperature": 0.8, "frequency_penalty": 0.9, "repetition_penalty": 1.4},
+    "not yet": {"temperature": 0.7, "presence_penalty": 1.5, "min_tokens": 5, "stop_token_ids": (3, 5)},
 }
 
 
@@ -87,7 +88,9 @@ def test_tokens_are_those_of_one_step_after_the_other(tiny_models: Path, name: s
     assert all(isinstance(launched, Launched) for launched in launching.launched)
 
 
-@pytest.mark.parametrize("changes", [{"logprobs": 2}, {"frequency_penalty": 0.5}], ids=["logprobs", "penalty"])
+@pytest.mark.parametrize(
+    "changes", [{"logprobs": 2}, {"bad_words": ((1, 2),), "presence_penalty": 0.5}], ids=["logprobs", "bad words"]
+)
 def test_what_the_host_must_see_at_once_is_computed_at_once(tiny_models: Path, changes: dict[str, Any]) -> None:
     """Steps of both kinds follow each other."""
     sampling = [rules(1, temperature=0.8), rules(2, temperature=0.5, **changes), rules(3, temperature=0.0)]
@@ -177,7 +180,7 @@ def test_a_step_that_fails_ends_its_requests_only(tiny_models: Path, monkeypatch
     driver.open(0, prompt, rules(1))
     driver.step([prompt_item(0, prompt)])
     with monkeypatch.context() as broken:
-        broken.setattr("deltaserve.compute.executor.runner.draw_unread", lambda *_: 1 / 0)
+        broken.setattr("deltaserve.compute.executor.unread_draws.draw_unread", lambda *_: 1 / 0)
         assert driver.step([driver.decode(0, 20)]).items[0].drawn
     assert driver.launched[-1].wait().items[0].outcome is ItemOutcome.FAILED
     driver.open(1, prompt, rules(1))

@@ -52,7 +52,7 @@ def step_inputs(plan: StepPlan, rows: Mapping[RowId, Row]) -> StepInputs:
     """Resolves input tokens (by value, or what the row drew) and books them in the rows."""
     tokens = np.concatenate([_item_tokens(item, rows[item.row]) for item in plan.items])
     starts = np.cumsum([0, *(item.q_len for item in plan.items)])
-    unread = [index for index, item in enumerate(plan.items) if _is_unread(item, rows[item.row])]
+    unread = [index for index, item in enumerate(plan.items) if is_unread(item, rows[item.row])]
     shared = shared_of([item.row for item in plan.items], plan.work.shared)
     queries = tuple(Query(item.row, item.q_start, item.q_len) for item in plan.items)
     undecided = tuple(index for index, item in enumerate(plan.items) if item.num_drafts)
@@ -104,13 +104,14 @@ def num_draws(item: PlanItem) -> int:
     return 1 + item.num_drafts if item.samples else 0
 
 
-def _is_unread(item: PlanItem, row: Row) -> bool:
+def is_unread(item: PlanItem, row: Row) -> bool:
+    """Whether its input token stands in the device's memory alone."""
     return isinstance(item.inputs, TokenOf) and row.is_on_device(item.inputs.step)
 
 
 def _item_tokens(item: PlanItem, row: Row) -> npt.NDArray[np.int64]:
     """Input tokens of an item: [q_len]."""
-    if _is_unread(item, row):
+    if is_unread(item, row):
         return np.zeros(item.q_len, np.int64)
     if isinstance(item.inputs, TokenValues):
         tokens = np.frombuffer(item.inputs.tokens, _UINT32_LE).astype(np.int64)

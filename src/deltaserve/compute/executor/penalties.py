@@ -1,6 +1,6 @@
 """Penalties of tokens that rows have had, in one arithmetic for draws by the host and by a device."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -8,6 +8,20 @@ from torch import Tensor
 
 from deltaserve.compute.memory.host_arrays import on_device
 from deltaserve.core.sampling import SamplingParams
+
+
+class TokenCounts(Protocol):
+    """Which tokens a row has had, and how often it produced each."""
+
+    @property
+    def seen(self) -> Tensor:
+        """[V] bool, prompt or output"""
+        ...
+
+    @property
+    def output_counts(self) -> Tensor:
+        """[V] float32"""
+        ...
 
 
 class Penalties(NamedTuple):

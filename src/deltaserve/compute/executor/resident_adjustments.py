@@ -40,6 +40,13 @@ class AdjustmentTables(NamedTuple):
     biases: Tensor  # [lines, MOST_BIASES, BIAS_WIDTH] int64; how many there are is one of the row's rules
 
 
+class CountsOfLine(NamedTuple):
+    """TokenCounts of one row, as they are then."""
+
+    seen: Tensor
+    output_counts: Tensor
+
+
 class ResidentAdjustments:
     """For one thread. Whatever it tells the device holds for what the device is given from then on."""
 
@@ -56,10 +63,6 @@ class ResidentAdjustments:
             self._tables = AdjustmentTables(counts, torch.zeros(shape, dtype=torch.int64, device=self._device))
         return self._tables
 
-    def free(self) -> None:
-        """No recorded step is left."""
-        self._tables = None
-
     def bring_up(self, rows: Sequence[AdjustedRow]) -> None:
         """Tell the device what it needs to know of them: all of a row that is new to it, or else the tokens before
         `start` that it did not count itself. Raises StateError where the host does not know those."""
@@ -72,13 +75,30 @@ class ResidentAdjustments:
             row.num_counted = start
         if missing:
             places = on_device(np.concatenate(missing), self._device)
-            counts = self.tables(rows[0].row.vocab_size).counts
+            counts = self._counts(rows)
             counts.view(-1).index_add_(0, places, torch.ones_like(places, dtype=torch.int32))
+
+    def count(self, rows: Sequence[AdjustedRow], last_drawn: Tensor) -> None:
+        """Count the tokens at `start`, which the rows drew there and the host does not know. last_drawn [lines]"""
+        if rows:
+            counts, lines = self._counts(rows), on_device(np.array([one.line for one in rows], np.int64), self._device)
+            places = lines * counts.shape[1] + last_drawn.index_select(0, lines)
+            counts.view(-1).index_add_(0, places, torch.ones_like(places, dtype=torch.int32))
+        for _, row, start in rows:
+            row.num_counted = start + 1
+
+    def of_line(self, line: RowId, row: Row) -> "CountsOfLine":
+        """Those of a row that was brought up, as the device counts when it has done what it was given."""
+        counts = self.tables(row.vocab_size).counts[line]
+        return CountsOfLine(counts > 0, (counts & (IN_PROMPT - 1)).to(torch.float32))
+
+    def _counts(self, rows: Sequence[AdjustedRow]) -> Tensor:
+        return self.tables(rows[0].row.vocab_size).counts
 
     def _begin(self, line: RowId, row: Row, start: int) -> None:
         tables = self.tables(row.vocab_size)
         biases = packed_biases(row.sampling, row.prompt_len)
-        if len(biases):
+        if len(biases) and row.way is not None:
             write_over(tables.biases[line, : len(biases)], biases)
         if not row.sampling.needs_history:
             return

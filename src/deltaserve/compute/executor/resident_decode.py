@@ -1,6 +1,6 @@
 """Decode steps whose rows the device keeps: launched by one replay, with no input but what changed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -87,6 +87,7 @@ class ResidentDecode:
             run = self._run_of(plan, rows)
             draws = None if run is None else self._graphs.draw(run.rows, run.kind)
         if run is None or draws is None:
+            self.end_run()
             return None
         if run is not self._run:
             self._begin(run)
@@ -111,12 +112,6 @@ class ResidentDecode:
             for place in run.learning:
                 run.held[place].num_counted = run.end_of(place)
             self._run = None
-
-    def forget(self, rows: Iterable[Row]) -> None:
-        """A step failed: what the device has of these, all that there are, is not known."""
-        self.end_run()
-        for row in rows:
-            row.num_counted = 0
 
     def _begin(self, run: _Run) -> None:
         run.shared_tokens = self._graphs.shared_tokens(len(run.held))

@@ -98,7 +98,6 @@ class ResidentRows:
     def free_scratch(self) -> None:
         """No recorded step is left."""
         self._scratch.clear()
-        self.adjustments.free()
 
     def open(self, row: RowId, rules: Int64s) -> None:
         """Another request has the row; `rules` [NUM_RULES]."""

@@ -44,7 +44,7 @@ class Row:
         """Whether a recorded step changes its logits before it draws."""
         self.num_counted = 0
         """First tokens of it that the device counts (resident_adjustments.py), when it has done what it was given; 0:
-        it was told nothing of the row's biases and tokens."""
+        what it has of the row's biases and tokens is not known."""
         self._history: History | None = None
         self.vocab_size = vocab_size
 
@@ -78,7 +78,7 @@ class Row:
 
     def leave_unread(self, step: StepIndex) -> None:
         """A token is drawn in `step`, and stands in the device's memory only."""
-        self._on_device, self._run = step, None
+        self._on_device, self._run, self._history = step, None, None
 
     def join(self, run: DecodeRun) -> None:
         """Tokens are drawn in every step of the run from now on, and stand in the device's memory only. The host learns

@@ -22,11 +22,10 @@ from deltaserve.compute.executor.model_drafter import ModelDrafter
 from deltaserve.compute.executor.resident_decode import ResidentDecode
 from deltaserve.compute.executor.resident_rows import ResidentRows
 from deltaserve.compute.executor.row_state import Row
-from deltaserve.compute.executor.sampler import SampleRow
 from deltaserve.compute.executor.step_graphs import StepGraphs, make_step_graphs
 from deltaserve.compute.executor.step_recorder import StepRecorder, recorder_of
 from deltaserve.compute.executor.step_threads import StepThreads
-from deltaserve.compute.executor.unread_draws import draw_unread
+from deltaserve.compute.executor.unread_draws import UnreadRows
 from deltaserve.compute.layers.decoder import Decoder, Hidden
 from deltaserve.compute.layers.draft_head import DraftHead
 from deltaserve.compute.layers.layer_kind import LastTokens
@@ -111,7 +110,7 @@ class TorchExecutor:
 
     `launch` gives a step to a device that computes beside the host, and the step behind it before anybody has read
     what the first one drew: its tokens stay in the device's memory. Steps whose tokens the host must see at once
-    (guesses, log-probabilities, penalties unless the step is recorded, several ranks) are computed as by `execute`.
+    (guesses, log-probabilities, bad words, several ranks) are computed as by `execute`.
     """
 
     def __init__(
@@ -144,6 +143,7 @@ class TorchExecutor:
         self._threads = StepThreads(native, sizes.least_threads, sizes.num_threads)
         self._under_way: deque[Launched] = deque()
         self._resident = ResidentRows(self._tables, cache.num_pools, sizes.max_rows, device)
+        self._unread = UnreadRows(decoder, self._resident, device)
         self._clock = StepClock()
         self._graphs: StepGraphs | None = None
         if sizes.graph_rows is not None:
@@ -256,7 +256,7 @@ class TorchExecutor:
             return False
         for item in plan.items:
             sampling = self._rows[item.row].sampling
-            if wants_more(item) or sampling.logprobs is not None or sampling.looks_back:
+            if wants_more(item) or sampling.logprobs is not None or sampling.bad_words:
                 return False
             if sampling.grammar is not None:
                 return False
@@ -266,7 +266,10 @@ class TorchExecutor:
         inputs = step_inputs(plan, self._rows)
         _, wanted = self._forward(plan, inputs)
         drawing = [DrawingItem(item, self._rows[item.row]) for item in plan.items if item.samples]
-        draws = self._draw_unread(drawing, inputs, plan, wanted) if drawing else None
+        ends = [end for item, end in zip(plan.items, inputs.wanted.ends, strict=True) if item.samples]
+        draws = None
+        if drawing:
+            draws = self._unread.draw(drawing, wanted.index_select(0, self._tensor(np.array(ends, np.int64) - 1)))
         result = StepResult(
             step=plan.step,
             items=tuple(ItemResult(item.row) for item in plan.items),
@@ -275,18 +278,6 @@ class TorchExecutor:
             is_typical=not self._has_recorded(),
         )
         return Launched(result, drawing, DrawsOnHost.of(draws, self._device), self._clock, launched_at)
-
-    def _draw_unread(
-        self, drawing: Sequence[DrawingItem], inputs: StepInputs, plan: StepPlan, wanted: Tensor
-    ) -> Tensor:
-        """[2, D]: draws for `drawing` from the hidden states `wanted` [N, hidden], without reading them back."""
-        ends = [end for item, end in zip(plan.items, inputs.wanted.ends, strict=True) if item.samples]
-        logits = self._decoder.logits(wanted.index_select(0, self._tensor(np.array(ends, np.int64) - 1)))
-        rows = [SampleRow(one.row.sampling, one.position - one.row.prompt_len, None) for one in drawing]
-        draws = draw_unread(logits, rows)
-        places = self._tensor(np.array([one.item.row for one in drawing], np.int64))
-        self._resident.last_drawn.index_copy_(0, places, draws.tokens)
-        return torch.stack((draws.tokens, draws.is_finite.to(torch.int64)))
 
     @torch.inference_mode()
     def accompany(self) -> None:
@@ -314,7 +305,9 @@ class TorchExecutor:
         tensors of the step."""
         self._resident.forget()
         if self._decode is not None:
-            self._decode.forget(self._rows.values())
+            self._decode.end_run()
+        for row in self._rows.values():
+            row.num_counted = 0
         self._attention.free_scratch()
         self._wait_for_device()
         if self._device.type == "cuda":

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from deltaserve.compute.executor.allowed_tokens import Mask, forbid, with_least_tokens
 from deltaserve.compute.executor.candidates import SamplingLimits, draw_among
-from deltaserve.compute.executor.penalties import Penalties, penalised
+from deltaserve.compute.executor.penalties import Penalties, TokenCounts, penalised
 from deltaserve.compute.executor.randomness import uniform
 from deltaserve.compute.executor.row_rules import is_cold, is_limited
-from deltaserve.compute.executor.row_state import History
 from deltaserve.compute.memory.host_arrays import on_device
 from deltaserve.core.sampling import NEVER, SamplingParams, TokenLogprobs
 
@@ -37,7 +36,7 @@ class SampleRow:
     params: SamplingParams
     position: int
     """Output position of the token to draw, from 0."""
-    history: History | None
+    history: TokenCounts | None
     """Present where the params need it."""
     allowed: Mask | None = None
     """What the row's grammar allows; None: it has none."""
@@ -147,7 +146,7 @@ def ends_of_bad_words(words: Sequence[Sequence[int]], behind: Sequence[int]) -> 
     return {word[-1] for word in words if tuple(behind[len(behind) - len(word) + 1 :]) == tuple(word[:-1])}
 
 
-def _penalise(line: Tensor, params: SamplingParams, history: History) -> None:
+def _penalise(line: Tensor, params: SamplingParams, history: TokenCounts) -> None:
     line.copy_(penalised(line, history.seen, history.output_counts, Penalties.of(params, line.device)))
 
 

@@ -9,7 +9,8 @@ from deltaserve.settings.resolve import StepSizes
 
 LOGPROB_POSITIONS = 64
 """Prompt positions whose logits [n, V] exist at once."""
-_FLOAT = 4
+_FLOAT = _COUNT = 4
+_WORD = 8
 _LOGIT_COPIES = 5
 """Logits, their scaled form, probabilities, and what a rule makes of them."""
 
@@ -18,6 +19,7 @@ def scratch_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     """An upper bound; the real peak is less, since not all of it is needed at the same time."""
     tokens = sizes.step_len + sizes.max_rows
     own = _activations(spec, tokens) + _logits(spec, sizes) + attention_bytes(spec, sizes) + _recorded(spec, sizes)
+    own += _adjustments(spec, sizes)
     own += max(layer.mixer.scratch_floats(StepLens(tokens, sizes.max_rows)) for layer in spec.layers) * _FLOAT
     return own if spec.draft is None else own + _draft(spec, spec.draft, sizes)
 
@@ -36,16 +38,20 @@ def _activations(spec: ModelSpec, num_tokens: int) -> int:
 
 def _recorded(spec: ModelSpec, sizes: StepSizes) -> int:
     """Bytes of recorded decode steps (step_graphs.py): the activations of the largest, which lie apart, scaled logits,
-    what is kept of rows to change logits (resident_adjustments.py), and partial results, for which there is room for a
-    power of two, while smaller steps keep what they had before: each doubles."""
+    and partial results, for which there is room for a power of two, while smaller steps keep what they had before: each
+    doubles."""
     if sizes.device == "cpu" or why_not_recordable(spec) is not None:
         return 0
     results = sizes.max_rows * (sizes.context_len // sizes.split_tokens + 2)
-    of_line = spec.vocab_size + 2 * MOST_BIASES * BIAS_WIDTH
-    floats = sizes.max_rows * spec.vocab_size + (sizes.max_rows + 1) * of_line
-    floats += 4 * results * spec.num_heads * (spec.head_dim + 1)
+    floats = sizes.max_rows * spec.vocab_size + 4 * results * spec.num_heads * (spec.head_dim + 1)
     floats += max(layer.mixer.scratch_floats(StepLens(sizes.max_rows, sizes.max_rows)) for layer in spec.layers)
     return _activations(spec, sizes.max_rows) + floats * _FLOAT
+
+
+def _adjustments(spec: ModelSpec, sizes: StepSizes) -> int:
+    """Bytes that a GPU keeps of rows to change their logits (resident_adjustments.py)."""
+    num_lines = 0 if sizes.device == "cpu" else sizes.max_rows + 1
+    return num_lines * (spec.vocab_size * _COUNT + MOST_BIASES * BIAS_WIDTH * _WORD)
 
 
 def _logits(spec: ModelSpec, sizes: StepSizes) -> int:
