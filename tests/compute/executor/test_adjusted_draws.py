@@ -10,6 +10,7 @@ import torch
 
 from deltaserve.compute.executor.resident_adjustments import IN_PROMPT, AdjustedRow, ResidentAdjustments
 from deltaserve.compute.executor.resident_draws import TorchDraws
+from deltaserve.compute.executor.row_rules import MOST_BIASES
 from deltaserve.compute.executor.row_state import Row
 from deltaserve.control.sched.plan import RowOpen
 from deltaserve.core.errors import StateError
@@ -93,6 +94,19 @@ def test_tokens_are_counted_up_to_the_one_that_is_computed() -> None:
     assert counted(7) == [0, IN_PROMPT, IN_PROMPT + 1, 3, 1, 0]
     assert counted(3, 4, 4, 7) == counted(7)
     assert counted(7, 4) == counted(4), "it computes a position again"
+
+
+def test_more_biases_than_there_is_room_for_are_the_host_s() -> None:
+    """The device counts tokens of such a row nevertheless."""
+    biases = tuple((token, 1.0) for token in range(MOST_BIASES + 1))
+    params = SamplingParams(max_tokens=9, seed=0, frequency_penalty=0.5, logit_bias=biases)
+    row = Row(RowOpen(RowId(1), params, pack_u32([1, 2, 3]), 2), 20, 1000)
+    adjustments = ResidentAdjustments(3, torch.device("cpu"))
+    adjustments.bring_up([AdjustedRow(RowId(1), row, 3)])
+    found = adjustments.of_line(RowId(1), row)
+    assert found.seen.nonzero()[:, 0].tolist() == [1, 2, 3]
+    assert found.output_counts.nonzero()[:, 0].tolist() == [3]
+    assert not adjustments.tables(1000).biases.any()
 
 
 def test_tokens_that_the_host_does_not_know_are_a_mistake_of_the_plan() -> None:

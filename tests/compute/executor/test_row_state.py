@@ -40,7 +40,8 @@ def test_a_step_that_drew_nothing_reads_zero() -> None:
 
 def test_known_tokens_given_again_change_nothing() -> None:
     row = make([5, 6, 7])
-    row.give(1, given(6, 7))
+    row.give(1, given(6))
+    row.give(2, given(7))
     assert row.tokens(0, 10).tolist() == [5, 6, 7]
     row.give(2, given(7, 8))
     assert row.tokens(0, 10).tolist() == [5, 6, 7, 8]
@@ -75,3 +76,13 @@ def test_history_forgets_replaced_tokens() -> None:
     row.history(CPU)
     row.give(1, given(8))
     assert row.history(CPU).seen.nonzero().flatten().tolist() == [5, 8]
+
+
+def test_what_the_device_counts_is_not_known_behind_replaced_tokens() -> None:
+    row = make([5, 6], prompt_len=1)
+    row.num_counted = 2
+    row.give(1, given(6))
+    row.give(2, given(7))
+    assert row.num_counted == 2
+    row.give(1, given(8))
+    assert row.num_counted == 0

@@ -190,9 +190,11 @@ class LaunchedRun(Launched):
         self._learning = learning
 
     def settle(self) -> None:
-        tokens, is_finite = self._on_host.values
+        if not self._learning:
+            return
+        tokens, is_finite = self._on_host.values.tolist()
         for place, row, position in self._learning:
-            row.read(self._of_step.step, position, int(tokens[place]) if is_finite[place] else None)
+            row.read(self._of_step.step, position, tokens[place] if is_finite[place] else None)
 
     def _read(self, values: Tensor) -> StepResult:
         tokens, is_finite = values
