@@ -65,8 +65,8 @@ def test_tokens_are_those_of_steps_without_graphs(tiny_models: Path, recorder: G
 def test_a_replay_waits_for_nothing(tiny_models: Path, recorder: GraphRecorder, name: str) -> None:
     driver = ReplayingDriver(tiny_models / name, recorder, "cuda")
     check_launch_waits_for_nothing(driver)
-    assert driver.executor._graphs is not None
-    assert not driver.executor._graphs._has_failed
+    assert driver.executor._recorded is not None
+    assert not driver.executor._recorded.recordings.has_failed
 
 
 def test_a_capture_that_fails_leaves_the_stream_as_it_was(recorder: GraphRecorder) -> None:

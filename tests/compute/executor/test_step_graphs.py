@@ -17,14 +17,16 @@ from torch import Tensor
 from deltaserve.compute.attention.attention import Batch, Query, StepAttention, StepStates
 from deltaserve.compute.attention.fixed_step import FixedStepBackend, RowsOnDevice, RowsToCome
 from deltaserve.compute.attention.plan import Int64s
+from deltaserve.compute.executor.given_graphs import GivenGraphs
 from deltaserve.compute.executor.inputs import StepInputs, UnreadTokens, Wanted
 from deltaserve.compute.executor.randomness import uniform
-from deltaserve.compute.executor.recordable_models import why_not_recordable
+from deltaserve.compute.executor.recordable_models import why_no_guesses, why_not_recordable
+from deltaserve.compute.executor.recordings import Recordings, bucket_of
 from deltaserve.compute.executor.resident_draws import MakeDraws, TorchDraws, uniform_on_device
 from deltaserve.compute.executor.resident_rows import DecodingRows, ResidentRows
 from deltaserve.compute.executor.row_rules import MOST_BIASES, DrawKind, WayToDraw, is_adjusted, packed_rules
 from deltaserve.compute.executor.sampler import SampleRow, sample
-from deltaserve.compute.executor.step_graphs import StepGraphs, bucket_of
+from deltaserve.compute.executor.step_graphs import StepGraphs
 from deltaserve.compute.layers.decoder import Hidden
 from deltaserve.compute.memory.page_table import PageTable
 from deltaserve.control.sched.plan import PageUpdate
@@ -142,7 +144,7 @@ def check_experts_cannot_be_recorded(folder: Path) -> None:
     decoder, attention = driver.executor._decoder, driver.executor._attention
     assert isinstance(attention, FixedStepBackend)
     rows = driver.executor._resident
-    row = RowsToCome(np.array([0]), np.array([4]), (), 32)
+    row = RowsToCome(np.array([0]), np.array([4]), np.array([1]), (), 32)
     step = attention.fixed_step(rows.on_device(1), row)
     with torch.inference_mode(), pytest.raises(RuntimeError, match="in a step that is recorded"):
         StepTape().record(lambda: _forward(decoder, step.attention))
@@ -173,9 +175,9 @@ VOCAB = 5000
 
 
 class Sums:
-    """In place of a decoder: of each row its token and 1,000 times its position, which is also what it draws."""
+    """In place of a decoder: of each token itself and 1,000 times its position, which is also what is drawn."""
 
-    spec = SimpleNamespace(vocab_size=VOCAB)
+    spec = SimpleNamespace(vocab_size=VOCAB, recurrent=())
 
     def forward(
         self, tokens: Tensor, positions: Tensor, attention: Sequence[StepAttention], last: None, states: Sequence[Any]
@@ -200,6 +202,9 @@ class Rooms(FixedStepBackend):
         self.made.append((len(on_device.lines), room))
         return Room(self, room)
 
+    def fixed_group(self, on_device: RowsOnDevice, rows: RowsToCome, group: int) -> "Room":
+        return self.fixed_step(on_device, rows)
+
 
 class Room:
     attention: Sequence[StepAttention] = ()
@@ -212,7 +217,7 @@ class Room:
     def plan(self) -> None:
         self._rooms.num_planned += 1
 
-    def holds(self, ends: Int64s) -> bool:
+    def holds(self, ends: Int64s, lens: Int64s) -> bool:
         return int(ends.max() - 1) < self._most
 
     def share(self, rows: RowsToCome) -> bool:
@@ -236,6 +241,7 @@ class Counting(Repeating):
 
 class Replaying(NamedTuple):
     graphs: StepGraphs
+    given: GivenGraphs
     rows: ResidentRows
     rooms: Rooms
     recorder: Counting
@@ -244,12 +250,12 @@ class Replaying(NamedTuple):
     def of(cls, max_rows: int) -> "Replaying":
         rows = ResidentRows(PageTable(1, max_rows, 9), 1, max_rows, torch.device("cpu"))
         rooms, recorder = Rooms(), Counting()
-        graphs = StepGraphs(Sums(), rooms, rows, max_rows, recorder)  # type: ignore[arg-type]
+        parts: Any = (Sums(), rooms, rows, max_rows, Recordings(recorder))
         rows.last_drawn[:] = torch.arange(100, 101 + max_rows)
         for row in range(max_rows):
             rules = SamplingParams(max_tokens=9, seed=row, temperature=0.0)
             rows.open(RowId(row), packed_rules(rules, 1, WayToDraw.LARGEST, VOCAB))
-        return cls(graphs, rows, rooms, recorder)
+        return cls(StepGraphs(*parts), GivenGraphs(*parts), rows, rooms, recorder)
 
     def draw(self, starts: dict[int, int], given: dict[int, int]) -> list[int] | None:
         """`starts`: row |-> position."""
@@ -259,14 +265,18 @@ class Replaying(NamedTuple):
         return None if drawn is None else drawn[0].tolist()
 
 
-def inputs_of(tokens: Sequence[int], positions: Sequence[int], unread: dict[int, int] | None = None) -> StepInputs:
-    """`unread`: place |-> row, of tokens that the device alone knows."""
-    batch = Batch(tuple(Query(row, position, 1) for row, position in enumerate(positions)), 16)
+def inputs_of(
+    tokens: Sequence[int], starts: Sequence[int], unread: dict[int, int] | None = None, lens: Sequence[int] = ()
+) -> StepInputs:
+    """`unread`: place |-> row, of tokens that the device alone knows. `lens`: of rows with guesses; (): none has."""
+    own = lens or [1] * len(starts)
+    queries = tuple(Query(row, *span) for row, span in enumerate(zip(starts, own, strict=True)))
+    batch = Batch(queries, 16, (), tuple(row for row, length in enumerate(own) if length > 1))
     places, rows = (np.array(list(part), np.int64) for part in ((unread or {}), (unread or {}).values()))
     return StepInputs(
         batch=batch,
         tokens=np.array(tokens, np.int64),
-        positions=np.array(positions, np.int64),
+        positions=batch.positions(),
         wanted=Wanted(batch, np.arange(len(tokens)), tuple(range(1, len(tokens) + 1))),
         unread=UnreadTokens(places, rows),
     )
@@ -280,7 +290,7 @@ def test_numbers_of_rows() -> None:
 
 
 def test_a_step_is_its_rows_and_no_others() -> None:
-    graphs, rows, rooms, _ = Replaying.of(8)
+    _, graphs, rows, rooms, _ = Replaying.of(8)
     for tokens, positions, unread in (
         ([1, 2, 3], [9, 8, 7], {1: 1}),
         ([5, 6, 7, 8], [3, 2, 1, 0], {}),
@@ -294,6 +304,27 @@ def test_a_step_is_its_rows_and_no_others() -> None:
         assert hidden.residual.tolist() == (-hidden.normed).tolist()
         rows.last_drawn += 1000
     assert rooms.made == [(4, 16), (1, 8)]
+
+
+def test_rows_with_guesses_stand_one_behind_the_other() -> None:
+    """With more guesses, with fewer and without, in steps of one recording."""
+    _, graphs, rows, rooms, recorder = Replaying.of(8)
+    for starts, lens, unread in (
+        ([5, 9], [3, 2], {}),
+        ([4, 2, 7], [1, 4, 1], {0: 0, 5: 2}),
+        ([9, 1], [1, 4], {}),
+        ([3], [6], {}),
+        ([3], [8], {}),
+    ):
+        tokens = list(range(sum(lens)))
+        hidden = graphs.forward(inputs_of(tokens, starts, unread, lens))
+        assert hidden is not None
+        for place, row in unread.items():
+            tokens[place] = int(rows.last_drawn[row])
+        positions = [start + place for start, length in zip(starts, lens, strict=True) for place in range(length)]
+        assert hidden.normed[:, 0].tolist() == [t + 1000 * p for t, p in zip(tokens, positions, strict=True)]
+    assert rooms.made == [(8, 16)]
+    assert recorder.num_asked == 1
 
 
 def test_the_device_goes_on_by_itself() -> None:
@@ -372,7 +403,7 @@ def test_what_was_lost_on_its_way_is_told_again(part: str, monkeypatch: pytest.M
 
 
 def test_a_step_that_needs_more_room_is_recorded_again() -> None:
-    graphs, _, rooms, recorder = Replaying.of(4)
+    _, graphs, _, rooms, recorder = Replaying.of(4)
     for position in (3, 3, 4, 7, 100, 3):
         hidden = graphs.forward(inputs_of([1, 1], [position, 0]))
         assert hidden is not None
@@ -382,28 +413,48 @@ def test_a_step_that_needs_more_room_is_recorded_again() -> None:
 
 
 def test_other_steps_are_not_recorded() -> None:
-    graphs, _, rooms, _ = Replaying.of(4)
+    _, graphs, _, rooms, _ = Replaying.of(32)
     fitting = inputs_of([1, 2], [5, 6])
-    long = Batch((Query(0, 5, 2),), 16)
-    guessing = Batch(fitting.batch.queries, 16, (), (1,))
+    prompt = Batch((Query(0, 5, 2),), 16)
     part = Wanted(fitting.batch, np.arange(1), (0, 1))
-    for changes in ({"batch": long}, {"batch": guessing}, {"wanted": part}):
+    for changes in ({"batch": prompt}, {"wanted": part}):
         fields = {name: getattr(fitting, name) for name in ("batch", "tokens", "positions", "wanted", "unread")}
         assert graphs.forward(StepInputs(**fields | changes)) is None
-    assert graphs.forward(inputs_of([1] * 5, [1] * 5)) is None, "more rows than are recorded"
+    assert graphs.forward(inputs_of([1] * 33, [1] * 33)) is None, "more tokens than are recorded"
+    assert graphs.forward(inputs_of([1] * 17, [1], lens=[17])) is None, "more guesses than attention takes for few"
     assert not rooms.made
 
 
+def test_guesses_are_not_verified_by_replays_where_recurrent_states_wait_for_them(
+    tiny_models: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reason = why_no_guesses(load_spec(tiny_models / "qwen3_5_text"))
+    assert reason is not None and why_no_guesses(load_spec(tiny_models / "llama")) is None
+    caplog.set_level(logging.INFO)
+    with patch.object(Sums.spec, "recurrent", ("a layer",)):
+        _, graphs, _, rooms, _ = Replaying.of(8)
+        for _ in range(2):
+            assert graphs.forward(inputs_of([1, 2, 3], [5, 6], lens=[2, 1])) is None
+        assert not rooms.made
+        assert graphs.forward(inputs_of([1, 2], [5, 6])) is not None
+    assert [record.message for record in caplog.records] == [
+        f"CUDA graphs: none of steps that verify guesses ({reason})"
+    ]
+
+
 def test_where_a_recording_fails_steps_go_on_without(caplog: pytest.LogCaptureFixture) -> None:
-    graphs, rows, rooms, recorder = Replaying.of(4)
+    drawing, graphs, rows, rooms, recorder = Replaying.of(4)
     assert graphs.forward(inputs_of([1], [1])) is not None
     assert rows.float_logits(VOCAB).shape == (4, VOCAB)
     recorder.error = RuntimeError("operation not permitted when stream is capturing\nand a page more")
     assert [graphs.forward(inputs_of([1] * n, [1] * n)) for n in (2, 2, 1, 4)] == [None] * 4
     assert (recorder.num_asked, len(rooms.made)) == (2, 2)
+    one = DecodingRows((RowId(0),), np.array([1]), {RowId(0): 1}, (), 16)
+    assert drawing.draw(one, WayToDraw.LARGEST) is None
+    assert recorder.num_asked == 2
     assert not rows._scratch.num_bytes
     assert [record.message for record in caplog.records] == [
-        "CUDA graphs: none from now on; to record a step of 2 rows ends with "
+        "CUDA graphs: none from now on; to record a step of 2 tokens ends with "
         "RuntimeError: operation not permitted when stream is capturing"
     ]
 

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from deltaserve.compute.executor import warm_up as warm_up_steps
-from deltaserve.compute.executor.step_graphs import bucket_of
+from deltaserve.compute.executor.recordings import bucket_of
 from deltaserve.compute.executor.warm_up import WarmUp, warm_up
 from deltaserve.control.sched.plan import ItemOutcome, ItemResult, StepPlan, StepResult
 from deltaserve.core.ids import RowId

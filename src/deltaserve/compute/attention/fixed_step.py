@@ -1,8 +1,8 @@
 """The seam for decode steps of which nothing but the contents of buffers differs from one to the next: what the device
 was told to compute for one of them is recorded, and repeated for another.
 
-The device keeps its decoding rows itself (executor/resident_rows.py), so it also makes the work list of each step: the
-host says which rows read what together when that changes, and nothing otherwise.
+The device has the rows of a step, and so also makes its work list: the host says which rows read what together when
+that changes, and nothing otherwise. Rows compute one position each, or a few: a token and guesses behind it.
 """
 
 from abc import ABC, abstractmethod
@@ -19,12 +19,17 @@ from deltaserve.compute.attention.attention import Shared, StepAttention, StepSt
 
 @dataclass(frozen=True, slots=True)
 class RowsOnDevice:
-    """The rows of a step of B rows, where the device reads them when it computes the step."""
+    """The rows of a step of B tokens, where the device reads them when it computes the step: at most B of them, whose
+    tokens stand one row after the other, the first ones of the B."""
 
     lines: Tensor  # [B] int64: lines of the page tables; those beyond the step's rows name a line that nobody has
     num_rows: Tensor  # [1] int32: rows of the step, the first ones of `lines`
     num_stored: Tensor  # [1] int32: those whose recurrent states are stored: all, or none, see ResidentRows.standing
-    positions: Tensor  # [lines] int64: the position that a line's row computes next
+    positions: Tensor  # [lines] int64: the first position that a line's row computes next
+    lens: Tensor  # [B] int64: positions that each of `lines` computes
+    num_tokens: Tensor  # [1] int32: tokens of the step
+    most_len: int
+    """Of `lens`: 1, or MAX_TILED_LEN."""
     tables: Sequence[Tensor]  # [lines, pages] int32 of each pool
 
 
@@ -33,7 +38,8 @@ class RowsToCome:
     """What the host knows of a step's rows before the device computes it."""
 
     lines: npt.NDArray[np.int64]  # [n]
-    ends: npt.NDArray[np.int64]  # [n] keys of each row, with the one that it computes
+    ends: npt.NDArray[np.int64]  # [n] keys of each row, with those that it computes
+    lens: npt.NDArray[np.int64]  # [n] positions that it computes
     shared: tuple[Shared, ...]
     split_tokens: int
 
@@ -49,8 +55,8 @@ class FixedStep(Protocol):
 
     @property
     def states(self) -> Sequence[StepStates]:
-        """What `AttentionBackend.begin_states` returns, for as many rows: those that a step does not have read zeros
-        and store nothing."""
+        """What `AttentionBackend.begin_states` returns, for as many rows of one position each: those that a step does
+        not have read zeros and store nothing."""
         ...
 
     @property
@@ -63,8 +69,8 @@ class FixedStep(Protocol):
         `attention` and `states` are used."""
         ...
 
-    def holds(self, ends: npt.NDArray[np.int64]) -> bool:
-        """Whether there is room for rows with so many keys, [n] as of `RowsToCome`."""
+    def holds(self, ends: npt.NDArray[np.int64], lens: npt.NDArray[np.int64]) -> bool:
+        """Whether there is room for rows with so many keys and positions, [n] each as of `RowsToCome`."""
         ...
 
     def share(self, rows: RowsToCome) -> bool:
@@ -78,4 +84,8 @@ class FixedStepBackend(ABC):
 
     @abstractmethod
     def fixed_step(self, on_device: RowsOnDevice, rows: RowsToCome) -> FixedStep:
-        """With room for all rows of `on_device`, and for as much work as `rows` have, at least."""
+        """With room for all tokens of `on_device`, and for as much work as `rows` have, at least."""
+
+    @abstractmethod
+    def fixed_group(self, on_device: RowsOnDevice, rows: RowsToCome, group: int) -> FixedStep:
+        """The same of the page group of this index alone, and of no states."""

@@ -96,14 +96,22 @@ def _first_whole(batch: Batch, run: Shared, window_len: int | None) -> dict[int,
     return found
 
 
+def num_doublings(q_len: int, first: int, last: int) -> int:
+    """How often a piece of a query of `q_len` positions is doubled, beginning with a split; `first`, `last`: the splits
+    in which the keys that it sees begin and end."""
+    count = 0
+    while q_len > 1 and q_len * ((last >> count) - (first >> count) + 1) > MAX_PIECE_RESULTS:
+        if first >> count == last >> count:
+            break
+        count += 1
+    return count
+
+
 def _cut(query: Query, split_tokens: int, window_len: int | None) -> _Cut:
     low = 0 if window_len is None else max(0, query.q_start - window_len + 1)
-    length = split_tokens
-    while query.q_len > 1 and query.q_len * ((query.q_end - 1) // length - low // length + 1) > MAX_PIECE_RESULTS:
-        if low // length == (query.q_end - 1) // length:
-            break
-        length *= 2
-    return _Cut(length, low // length, (query.q_end - 1) // length + 1)
+    first, last = low // split_tokens, (query.q_end - 1) // split_tokens
+    count = num_doublings(query.q_len, first, last)
+    return _Cut(split_tokens << count, first >> count, (last >> count) + 1)
 
 
 def plan_work(

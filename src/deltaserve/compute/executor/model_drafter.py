@@ -11,16 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import Batch, Query
-from deltaserve.compute.attention.attention_backend import AttentionBackend
+from deltaserve.compute.executor.head_passes import HeadPass, Passes, Piece
 from deltaserve.compute.executor.row_state import Row
 from deltaserve.compute.layers.decoder import Hidden
-from deltaserve.compute.layers.draft_head import Drafted, DraftHead
-from deltaserve.compute.layers.layer_kind import LastTokens
+from deltaserve.compute.layers.draft_head import DraftHead
 from deltaserve.compute.memory.host_arrays import on_device
 from deltaserve.control.sched.draft_book import DraftStart
 from deltaserve.control.sched.plan import ItemResult, PlanItem, StepPlan
@@ -41,31 +38,22 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """Positions [start, start + len(tokens)) of a row that the head computes in this step."""
+class _Asked:
+    """What the head computes of a row in this step."""
 
-    row: RowId
-    start: int
-    tokens: npt.NDArray[np.int64]
-    features: Tensor  # [the same, F] of the token before each
+    piece: Piece
+    features: Tensor  # [tokens of the piece, F] of the token before each
     wanted: int
     """Guesses behind the last one."""
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.tokens)
 
 
 class ModelDrafter:
     """Guessing by a draft head on one rank."""
 
-    def __init__(
-        self, head: DraftHead, attention: AttentionBackend, group: int, rank: int, device: torch.device
-    ) -> None:
-        """`group`: of the head's pages."""
+    def __init__(self, head: DraftHead, passes: Passes, rank: int, device: torch.device) -> None:
+        """`passes`: of the head."""
         self._head = head
-        self._attention = attention
-        self._group = group
+        self._passes = passes
         self._rank = rank
         self._device = device
         self._known: dict[RowId, _Known] = {}
@@ -98,19 +86,19 @@ class ModelDrafter:
         """
         features = self._head.features(hidden)  # [T, F]
         ends = np.cumsum([item.q_len for item in plan.items])
-        pieces, told = [], []
+        asked, told = [], []
         for item, end, tokens in zip(plan.items, ends.tolist(), drawn, strict=True):
             num_right = max(0, len(tokens) - 1)
             own = features[end - item.q_len : end - item.num_drafts + num_right]
-            pieces.append(self._piece(item, rows[item.row], own, tokens))
+            asked.append(self._asked(item, rows[item.row], own, tokens))
             told.append(self._bytes(own[item.num_known - 1]) if item.wants_features else b"")
-        guesses = self._guesses(pieces, plan.work.split_tokens, plan.least_likely)
+        guesses = self._guesses(asked, plan.work.split_tokens, plan.least_likely)
         return tuple(
             ItemResult(r.row, r.drawn, r.outcome, r.prompt_logprobs, of_item, pack_u32(guesses[r.row]))
             for r, of_item in zip(results, told, strict=True)
         )
 
-    def _piece(self, item: PlanItem, row: Row, features: Tensor, drawn: Sequence[int]) -> _Piece:
+    def _asked(self, item: PlanItem, row: Row, features: Tensor, drawn: Sequence[int]) -> _Asked:
         """`features` [n, F] of the item's tokens that are right. What the head has of the row is kept."""
         start, before = item.q_start, self._known.get(item.row)
         given = self._starts.pop(item.row, None)
@@ -128,7 +116,7 @@ class ModelDrafter:
         # On every rank: those that draw nothing know the tokens of the plan, and what they were told.
         inputs = row.tokens(start, item.q_start + item.num_known)
         tokens = np.concatenate([inputs, np.array(drawn, np.int64)])[:count]
-        return _Piece(item.row, start, tokens, torch.cat(filled)[:count], wanted)
+        return _Asked(Piece(item.row, start, tokens), torch.cat(filled)[:count], wanted)
 
     def _count_filled(self, num_tokens: int) -> None:
         self.num_filled += num_tokens
@@ -153,64 +141,37 @@ class ModelDrafter:
 
     # ------------------------------------------------------------ passes of the head
 
-    def _guesses(self, pieces: Sequence[_Piece], split_tokens: int, least_likely: float) -> dict[RowId, list[int]]:
-        pieces = [self._filled(piece, split_tokens) for piece in pieces]
-        guesses: dict[RowId, list[int]] = {piece.row: [] for piece in pieces}
-        asked = [piece for piece in pieces if piece.wanted]
-        drafted = self._pass(pieces, asked, split_tokens)
-        likely = [1.0] * len(asked)  # of each, that all its guesses are right
-        for count in range(1, 1 + max((piece.wanted for piece in asked), default=0)):
-            found = self._weighed(drafted.normed, least_likely > 0.0)
-            likely = [before * own for before, (_, own) in zip(likely, found, strict=True)]
-            kept = [index for index in range(len(asked)) if likely[index] >= least_likely]
+    def _guesses(self, of_rows: Sequence[_Asked], split_tokens: int, least_likely: float) -> dict[RowId, list[int]]:
+        of_rows = [self._filled(one, split_tokens) for one in of_rows]
+        guesses: dict[RowId, list[int]] = {one.piece.row: [] for one in of_rows}
+        asked = [index for index, one in enumerate(of_rows) if one.wanted]
+        features = torch.cat([one.features for one in of_rows])
+        found = self._passes.run(HeadPass([one.piece for one in of_rows], features, asked, split_tokens, least_likely))
+        rows = [(of_rows[index].piece.row, of_rows[index].piece.end, of_rows[index].wanted) for index in asked]
+        likely = [1.0] * len(rows)  # of each, that all its guesses are right
+        for count in range(1, 1 + max((wanted for *_, wanted in rows), default=0)):
+            likely = [before * own for before, own in zip(likely, found.likely, strict=True)]
+            kept = [index for index in range(len(rows)) if likely[index] >= least_likely]
             for index in kept:
-                guesses[asked[index].row].append(found[index][0])
-            going_on = [index for index in kept if asked[index].wanted > count]
+                guesses[rows[index][0]].append(found.tokens[index])
+            going_on = [index for index in kept if rows[index][2] > count]
             if not going_on:
                 break
-            features = drafted.features[going_on]
+            features = found.features
+            if len(going_on) < len(rows):
+                features = features.index_select(0, on_device(np.array(going_on, np.int64), self._device))
+            pieces = [Piece(rows[i][0], rows[i][1], np.array([found.tokens[i]])) for i in going_on]
+            rows = [(row, end + 1, wanted) for row, end, wanted in (rows[index] for index in going_on)]
             likely = [likely[index] for index in going_on]
-            asked = [
-                _Piece(asked[i].row, asked[i].end, np.array([found[i][0]]), features[at : at + 1], asked[i].wanted)
-                for at, i in enumerate(going_on)
-            ]
-            drafted = self._pass(asked, asked, split_tokens)
+            found = self._passes.run(HeadPass(pieces, features, range(len(pieces)), split_tokens, least_likely))
         return guesses
 
-    def _weighed(self, normed: Tensor, is_asked: bool) -> list[tuple[int, float]]:
-        """Guesses, each with how likely it is; as certain where that is not asked."""
-        if not is_asked:
-            return [(guess, 1.0) for guess in self._head.guesses(normed).tolist()]
-        guesses, likely = self._head.weighed_guesses(normed)
-        return list(zip(guesses.tolist(), likely.tolist(), strict=True))
-
-    def _filled(self, piece: _Piece, split_tokens: int) -> _Piece:
+    def _filled(self, one: _Asked, split_tokens: int) -> _Asked:
         """What is left of a piece that is longer than a pass."""
-        while len(piece.tokens) > _PASS_LEN:
-            first = _Piece(piece.row, piece.start, piece.tokens[:_PASS_LEN], piece.features[:_PASS_LEN], 0)
-            self._pass([first], [], split_tokens)
-            rest = piece.tokens[_PASS_LEN:], piece.features[_PASS_LEN:]
-            piece = _Piece(piece.row, first.end, *rest, piece.wanted)
-        return piece
-
-    def _pass(self, pieces: Sequence[_Piece], asked: Sequence[_Piece], split_tokens: int) -> Drafted:
-        """One pass of the head over `pieces`; guesses behind the last token of each that is asked."""
-        batch = Batch(tuple(Query(piece.row, piece.start, len(piece.tokens)) for piece in pieces), split_tokens)
-        return self._head.forward(
-            self._tensor(np.concatenate([piece.tokens for piece in pieces])),
-            self._tensor(batch.positions()),
-            torch.cat([piece.features for piece in pieces]),
-            self._attention.begin_group(batch, self._group),
-            None if len(asked) == batch.num_tokens else self._last_tokens(pieces, asked, split_tokens),
-        )
-
-    def _last_tokens(self, pieces: Sequence[_Piece], asked: Sequence[_Piece], split_tokens: int) -> LastTokens:
-        ends = np.cumsum([len(piece.tokens) for piece in pieces]).tolist()
-        rows = {piece.row for piece in asked}
-        places = [end - 1 for piece, end in zip(pieces, ends, strict=True) if piece.row in rows]
-        batch = Batch(tuple(Query(piece.row, piece.end - 1, 1) for piece in asked), split_tokens)
-        attention = [self._attention.begin_group(batch, self._group)] if asked else []
-        return LastTokens(self._tensor(np.array(places, np.int64)), attention)
-
-    def _tensor(self, values: npt.NDArray[np.int64]) -> Tensor:
-        return on_device(values, self._device)
+        while len(one.piece.tokens) > _PASS_LEN:
+            piece = one.piece
+            first = Piece(piece.row, piece.start, piece.tokens[:_PASS_LEN])
+            self._passes.run(HeadPass([first], one.features[:_PASS_LEN], (), split_tokens, 0.0))
+            rest = Piece(piece.row, first.end, piece.tokens[_PASS_LEN:])
+            one = _Asked(rest, one.features[_PASS_LEN:], one.wanted)
+        return one

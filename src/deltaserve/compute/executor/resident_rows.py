@@ -43,10 +43,11 @@ class DecodingRows:
     shared: tuple[Shared, ...]
     split_tokens: int
     adjusted: tuple[AdjustedRow, ...] = ()
-    """Those of them whose logits are changed before a draw; () where none is to be drawn by the device."""
+    """Those of them whose logits are changed before a draw; () where the device knows what changes them."""
 
     def to_come(self) -> RowsToCome:
-        return RowsToCome(np.array(self.rows, np.int64), self.starts + 1, self.shared, self.split_tokens)
+        lens = np.ones(len(self.rows), np.int64)
+        return RowsToCome(np.array(self.rows, np.int64), self.starts + 1, lens, self.shared, self.split_tokens)
 
 
 class _LineChange(NamedTuple):
@@ -71,6 +72,7 @@ class ResidentRows:
         self._lines = torch.full((max_rows,), max_rows, dtype=torch.int64, device=device)  # of the step
         self._num_rows = torch.zeros(1, dtype=torch.int32, device=device)
         self.num_stored = torch.zeros_like(self._num_rows)  # as `RowsOnDevice.num_stored`
+        self._lens = torch.ones_like(self._lines)
         self.adjustments = ResidentAdjustments(num_lines, device)
         self._tables = tuple(
             torch.zeros((num_lines, table.shape[1]), dtype=torch.int32, device=device) for table in self._of_host
@@ -88,7 +90,16 @@ class ResidentRows:
 
     def on_device(self, num_rows: int) -> RowsOnDevice:
         """Where the device finds the rows of a step of at most so many."""
-        return RowsOnDevice(self._lines[:num_rows], self._num_rows, self.num_stored, self.positions, self._tables)
+        return RowsOnDevice(
+            lines=self._lines[:num_rows],
+            num_rows=self._num_rows,
+            num_stored=self.num_stored,
+            positions=self.positions,
+            lens=self._lens[:num_rows],
+            num_tokens=self._num_rows,
+            most_len=1,
+            tables=self._tables,
+        )
 
     def float_logits(self, num_logits: int) -> Tensor:
         """[max_rows, num_logits] float32 with any content, the same memory for all recorded steps: only one of them is
@@ -128,10 +139,14 @@ class ResidentRows:
 
     def go_on(self) -> Int64s:
         """The step has the rows of the one before, each one position on. Returns [n] keys of each of them."""
-        if self._has_new_pages:
-            self._tell(self._page_changes())
+        self.tell_pages()
         ends: Int64s = self._next[self._index] + 1
         return ends
+
+    def tell_pages(self) -> None:
+        """Tell the device of new pages."""
+        if self._has_new_pages:
+            self._tell(self._page_changes())
 
     def advance(self) -> None:
         """The device was given a step, in which each row draws a token."""

@@ -15,14 +15,15 @@ from torch import Tensor
 from deltaserve.compute.attention.attention_choice import make_attention, open_native
 from deltaserve.compute.collective.expert_group import Partners
 from deltaserve.compute.executor.grammar_masks import GrammarMasks
+from deltaserve.compute.executor.head_passes import LaunchedPasses
 from deltaserve.compute.executor.host_draws import HostDraws
 from deltaserve.compute.executor.inputs import StepInputs, step_inputs, wants_more
 from deltaserve.compute.executor.launched import AtOnce, DrawingItem, DrawsOnHost, Launched, StepClock
 from deltaserve.compute.executor.model_drafter import ModelDrafter
+from deltaserve.compute.executor.recorded_steps import RecordedSteps, make_recorded_steps
 from deltaserve.compute.executor.resident_decode import ResidentDecode
 from deltaserve.compute.executor.resident_rows import ResidentRows
 from deltaserve.compute.executor.row_state import Row
-from deltaserve.compute.executor.step_graphs import StepGraphs, make_step_graphs
 from deltaserve.compute.executor.step_recorder import StepRecorder, recorder_of
 from deltaserve.compute.executor.step_threads import StepThreads
 from deltaserve.compute.executor.unread_draws import UnreadRows
@@ -134,9 +135,6 @@ class TorchExecutor:
         self._device = device
         self._max_context_len = sizes.max_context_len
         self._head = head
-        self._guessing: ModelDrafter | None = None
-        if head is not None:
-            self._guessing = ModelDrafter(head, self._attention, decoder.spec.draft_group, self._shard.rank, device)
         self._rows: dict[RowId, Row] = {}
         self._draws = HostDraws(decoder, self._rows, drafter, device)
         self._grammars = GrammarMasks(sizes.grammars, decoder.spec.vocab_size)
@@ -145,13 +143,21 @@ class TorchExecutor:
         self._resident = ResidentRows(self._tables, cache.num_pools, sizes.max_rows, device)
         self._unread = UnreadRows(decoder, self._resident, device)
         self._clock = StepClock()
-        self._graphs: StepGraphs | None = None
+        self._recorded: RecordedSteps | None = None
         if sizes.graph_rows is not None:
-            recorder, rows = sizes.recorder(device), min(sizes.graph_rows, sizes.max_rows)
-            self._graphs = make_step_graphs(decoder, self._attention, self._resident, rows, recorder)
+            most = min(sizes.graph_rows, sizes.max_rows), sizes.graph_rows
+            recorder = sizes.recorder(device)
+            self._recorded = make_recorded_steps(decoder, self._attention, self._resident, most, recorder)
+        self._guessing = None if head is None else self._drafter_of(head)
         self._decode: ResidentDecode | None = None
-        if self._graphs is not None and self._is_alone and drafter is None:  # who guesses reads all that was drawn
-            self._decode = ResidentDecode(self._graphs, self._resident, decoder.spec.vocab_size, self._clock)
+        if self._recorded is not None and drafter is None and head is None:  # who guesses reads all that was drawn
+            self._decode = ResidentDecode(self._recorded.drawing, self._resident, decoder.spec.vocab_size, self._clock)
+
+    def _drafter_of(self, head: DraftHead) -> ModelDrafter:
+        group = self._decoder.spec.draft_group
+        launched = LaunchedPasses(head, self._attention, group, self._device)
+        passes = launched if self._recorded is None else self._recorded.passes(head, group, launched)
+        return ModelDrafter(head, passes, self._shard.rank, self._device)
 
     @classmethod
     def load(
@@ -241,7 +247,7 @@ class TorchExecutor:
 
     def _has_recorded(self) -> bool:
         """Whether a step was recorded since this was asked last."""
-        return self._graphs is not None and self._graphs.take_recorded() > 0
+        return self._recorded is not None and self._recorded.recordings.take_recorded() > 0
 
     def _end_all(self) -> None:
         """Wait for what is under way: from then on rows know their tokens."""
@@ -329,7 +335,7 @@ class TorchExecutor:
         vocab_size = self._decoder.spec.vocab_size
         if inputs.tokens.min() < 0 or inputs.tokens.max() >= vocab_size:  # a table that is divided has no line for it
             raise StateError(f"step {plan.step} has a token outside of 0..{vocab_size - 1}")
-        replayed = None if self._graphs is None else self._graphs.forward(inputs)
+        replayed = None if self._recorded is None else self._recorded.given.forward(inputs)
         if replayed is not None:
             return replayed, replayed.normed
         attention, states = self._attention.begin_step(inputs.batch), self._attention.begin_states(inputs.batch)
@@ -410,7 +416,7 @@ class TorchExecutor:
                 self._guessing.open(opened.row, opened.draft_start)
         for update in plan.pages:
             self._tables.write(update.pool, update.row, update.first_index, update.pages)
-        if self._graphs is not None:
+        if self._recorded is not None:
             self._resident.write_pages(plan.pages)
 
     def _with_allowed_drafts(self, result: ItemResult) -> ItemResult:

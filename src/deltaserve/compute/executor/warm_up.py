@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from deltaserve.compute.executor.step_graphs import bucket_of
+from deltaserve.compute.executor.recordings import bucket_of
 from deltaserve.control.sched.plan import (
     ItemOutcome,
     PageUpdate,

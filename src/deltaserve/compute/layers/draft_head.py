@@ -46,6 +46,11 @@ class DraftHead:
             self._targets = own.guessable + torch.arange(len(own.guessable), device=own.guessable.device)
 
     @property
+    def body(self) -> Decoder:
+        """Its layer, as a model of one."""
+        return self._body
+
+    @property
     def feature_size(self) -> int:
         return self._spec.layer.hidden_size
 

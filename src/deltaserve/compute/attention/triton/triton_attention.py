@@ -67,12 +67,17 @@ class TritonAttention(AttentionBackend, FixedStepBackend):
         """Apart: fixed steps keep what they were given when it grows, and other steps may need much more."""
 
     def fixed_step(self, on_device: RowsOnDevice, rows: RowsToCome) -> "TritonFixedStep":
-        groups = []
-        for group in range(len(self._query_heads)):
-            pages = _PagesOfGroup(*self._place(group), self._kernels)
-            pool = self._pool.cache.pool_of(pages.arena.layout.group)
-            groups.append(_FixedGroup(pages, pages.cut(rows.split_tokens), on_device.tables[pool]))
+        groups = [self._fixed_pages(on_device, rows, group) for group in range(len(self._query_heads))]
         return TritonFixedStep(groups, self._fixed_states(on_device), on_device, rows, self._fixed_scratch)
+
+    def fixed_group(self, on_device: RowsOnDevice, rows: RowsToCome, group: int) -> "TritonFixedStep":
+        groups = [self._fixed_pages(on_device, rows, group)]
+        return TritonFixedStep(groups, (), on_device, rows, self._fixed_scratch)
+
+    def _fixed_pages(self, on_device: RowsOnDevice, rows: RowsToCome, group: int) -> "_FixedGroup":
+        pages = _PagesOfGroup(*self._place(group), self._kernels)
+        pool = self._pool.cache.pool_of(pages.arena.layout.group)
+        return _FixedGroup(pages, pages.cut(rows.split_tokens), on_device.tables[pool])
 
     def _fixed_states(self, on_device: RowsOnDevice) -> list[FixedStates]:
         cache, arenas = self._pool.cache, self._pool.state_arenas
@@ -111,7 +116,7 @@ class _PagesOfGroup(NamedTuple):
         return plan_work(batch, self.table, self.arena.layout.page_size, self.group_size, window_len, self.sizes)
 
     def cut(self, split_tokens: int) -> RowCut:
-        """How rows that decode are cut, one token each."""
+        """How rows that decode are cut."""
         layout = self.arena.layout
         window_len = layout.group.retention.window_len
         return RowCut(split_tokens, window_len, layout.page_size, self.group_size, self.sizes[0])
@@ -128,17 +133,18 @@ class _FixedGroup(NamedTuple):
     def shared(self, room: int, rows: RowsToCome) -> SharedWork:
         return shared_work(self.cut, room, rows, self.table.shape[1])
 
-    def capacity(self, num_rows: int, rows: RowsToCome) -> WorkCapacity:
+    def capacity(self, num_tokens: int, rows: RowsToCome) -> WorkCapacity:
         """Room for what `rows` need, to the next power of two, but for as much at least as costs next to nothing.
 
         So rows that grow, or stop sharing, need new room a few times in the life of a worker. Of the programs of a
         launch, unless they are few, half at least had something to do in the step that they were made for.
         """
-        results = self.cut.num_results(rows.ends)
+        results, tiles = self.cut.need(rows.ends, rows.lens)
         most_pieces = self.table.shape[1] * self.cut.page_size // self.cut.split_tokens + 1
-        tiles = min(_room(results * self.cut.piece_tiles), num_rows * most_pieces * self.cut.piece_tiles)
-        listed = num_rows + _room(len(self.shared(num_rows, rows).tokens))
-        return WorkCapacity(num_rows, results=_room(results), short=tiles, long=0, listed=listed, pages=0)
+        most_tiles = num_tokens * most_pieces * -(-self.cut.group_size // self.cut.size.rows)
+        listed = num_tokens + _room(len(self.shared(num_tokens, rows).tokens))
+        tiles = min(_room(tiles), most_tiles)
+        return WorkCapacity(num_tokens, results=_room(results), short=tiles, long=0, listed=listed, pages=0)
 
 
 def _room(need: int) -> int:
@@ -160,16 +166,16 @@ class TritonFixedStep:
     ) -> None:
         self._groups = tuple(groups)
         self._states = tuple(states)
-        self._num_rows = num_rows = len(on_device.lines)
+        self._num_tokens = num_tokens = len(on_device.lines)
         self._work = [
-            RowWork(on_device, group.table, group.cut, group.capacity(num_rows, rows)) for group in self._groups
+            RowWork(on_device, group.table, group.cut, group.capacity(num_tokens, rows)) for group in self._groups
         ]
         self._attention = [
             TritonStep(group.pages, work, scratch) for group, work in zip(self._groups, self._work, strict=True)
         ]
         self._shared_tokens = 0
-        if not self.share(rows) or not self.holds(rows.ends):
-            raise StateError(f"{len(rows.lines)} queries do not fit in a step of {num_rows} rows")
+        if not self.share(rows) or not self.holds(rows.ends, rows.lens):
+            raise StateError(f"{len(rows.lines)} queries do not fit in a step of {num_tokens} tokens")
 
     @property
     def attention(self) -> Sequence[StepAttention]:
@@ -189,11 +195,11 @@ class TritonFixedStep:
         for states in self._states:
             states.plan()
 
-    def holds(self, ends: Int64s) -> bool:
-        return all(work.holds(ends) for work in self._work)
+    def holds(self, ends: Int64s, lens: Int64s) -> bool:
+        return all(work.holds(ends, lens) for work in self._work)
 
     def share(self, rows: RowsToCome) -> bool:
-        shared = [group.shared(self._num_rows, rows) for group in self._groups]
+        shared = [group.shared(self._num_tokens, rows) for group in self._groups]
         if not all(work.has_room(part) for work, part in zip(self._work, shared, strict=True)):
             return False
         for work, part in zip(self._work, shared, strict=True):

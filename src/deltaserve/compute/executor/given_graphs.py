@@ -1,0 +1,114 @@
+"""Steps that the host draws for, or for which it launches draws behind them, recorded once for each of a few numbers of
+tokens, and replayed: of rows that compute their last token, and of rows that compute guesses behind it as well.
+
+Their tokens stand one row after the other, as in any step, so rows with more guesses and with fewer are one recording.
+Tokens that a step does not have write no keys and values and see none.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from deltaserve.compute.attention.attention import Batch
+from deltaserve.compute.attention.fixed_step import FixedStepBackend
+from deltaserve.compute.attention.scratch_limits import MAX_TILED_LEN
+from deltaserve.compute.executor.given_rows import GivenStep
+from deltaserve.compute.executor.inputs import StepInputs
+from deltaserve.compute.executor.recordable_models import why_no_guesses
+from deltaserve.compute.executor.recordings import Recordings, bucket_of
+from deltaserve.compute.executor.resident_rows import ResidentRows
+from deltaserve.compute.layers.decoder import Decoder, Hidden
+from deltaserve.compute.memory.host_arrays import on_device
+
+_log = logging.getLogger(__name__)
+
+
+class _RecordedForward:
+    """A step of one number of tokens, and what replays left."""
+
+    def __init__(self, decoder: Decoder, step: GivenStep) -> None:
+        self._decoder = decoder
+        self.step = step
+        self.replay: Callable[[], None] | None = None
+        self.hidden: Hidden | None = None
+        """Hidden states of all tokens that there is room for, as the last run or replay left them."""
+
+    def run(self) -> None:
+        step = self.step
+        step.plan()
+        self.hidden = self._decoder.forward(step.rows.tokens, step.rows.positions, step.attention, None, step.states)
+
+
+class GivenGraphs:
+    """Recorded when a number of tokens comes first, and again where a step needs more room. For one thread."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        attention: FixedStepBackend,
+        resident: ResidentRows,
+        max_tokens: int,
+        recordings: Recordings,
+    ) -> None:
+        """`max_tokens`: of a recorded step. `resident`: keeps the page tables, and tokens that nobody has read."""
+        self._decoder = decoder
+        self._attention = attention
+        self._resident = resident
+        self._max_tokens = max_tokens
+        self._recordings = recordings
+        self._why_no_guesses = why_no_guesses(decoder.spec)
+        self._has_told = False
+        self._buckets: dict[int, _RecordedForward] = {}
+
+    def forward(self, inputs: StepInputs) -> Hidden | None:
+        """Hidden states of all tokens of the step, valid until anything else is replayed. None: it is none of those
+        that are recorded."""
+        num_tokens = inputs.batch.num_tokens
+        if num_tokens > self._max_tokens or len(inputs.wanted.tokens) != num_tokens or not self._has(inputs.batch):
+            return None
+        self._resident.tell_pages()
+        number = bucket_of(num_tokens, self._max_tokens)
+        found = self._recordings.prepared(f"a step of {number} tokens", partial(self._prepared, inputs, number))
+        if found is None or found.replay is None:
+            self._buckets.clear()
+            return None
+        found.replay()
+        hidden = found.hidden
+        assert hidden is not None
+        return Hidden(hidden.normed[:num_tokens], hidden.residual[:num_tokens], _first(hidden.read, num_tokens))
+
+    def _has(self, batch: Batch) -> bool:
+        """Whether its rows compute no more than a token and guesses behind it."""
+        if batch.undecided and self._why_no_guesses is not None:
+            if not self._has_told:
+                _log.info("CUDA graphs: none of steps that verify guesses (%s)", self._why_no_guesses)
+                self._has_told = True
+            return False
+        guessing = set(batch.undecided)
+        return all(
+            query.q_len == 1 or (index in guessing and query.q_len <= MAX_TILED_LEN)
+            for index, query in enumerate(batch.queries)
+        )
+
+    def _prepared(self, inputs: StepInputs, number: int) -> _RecordedForward:
+        found = self._buckets.get(number)
+        if found is None:
+            found = _RecordedForward(self._decoder, GivenStep(self._resident, number, self._attention.fixed_step))
+            self._buckets[number] = found
+        step, unread = found.step, inputs.unread
+        fits = step.prepare(inputs.batch, inputs.tokens)
+        if len(unread.places):
+            device = step.rows.tokens.device
+            drawn = self._resident.last_drawn.index_select(0, on_device(unread.rows, device))
+            step.rows.tokens.index_copy_(0, on_device(unread.places, device), drawn)
+        if found.replay is None or not fits:
+            with step.rows.standing():
+                found.replay = self._recordings.record(found.run)
+            _log.debug("CUDA graphs: a step of %d tokens is recorded", number)
+        return found
+
+
+def _first(values: Tensor | None, count: int) -> Tensor | None:
+    return None if values is None else values[:count]

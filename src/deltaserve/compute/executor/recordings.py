@@ -1,0 +1,53 @@
+"""What is recorded of an executor's steps, and that nothing more is where that failed once."""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from deltaserve.compute.executor.step_recorder import StepRecorder
+
+_log = logging.getLogger(__name__)
+_FEW = 8
+"""Up to here sizes of recorded steps are powers of two, from here multiples of this: little is computed in vain."""
+_Prepared = TypeVar("_Prepared")
+
+
+def bucket_of(count: int, most: int) -> int:
+    """The number of rows, or of tokens, that so many are computed as: 1, 2, 4, 8, 16, 24, 32, ..., `most`."""
+    few, many = 1 << (count - 1).bit_length(), -(-count // _FEW) * _FEW
+    return min(most, few if count <= _FEW else many)
+
+
+class Recordings:
+    """For one thread. Where a recording fails, whoever asked for one drops what it has of them."""
+
+    def __init__(self, recorder: StepRecorder) -> None:
+        self._recorder = recorder
+        self._has_failed = False
+        self._num_recorded = 0
+
+    @property
+    def has_failed(self) -> bool:
+        return self._has_failed
+
+    def take_recorded(self) -> int:
+        """Steps recorded since this was asked last."""
+        found, self._num_recorded = self._num_recorded, 0
+        return found
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """See StepRecorder."""
+        self._num_recorded += 1
+        return self._recorder.record(run)
+
+    def prepared(self, what: str, prepare: Callable[[], _Prepared]) -> _Prepared | None:
+        """What `prepare` returns, which may record. None: it failed, now or before, as the log says of `what`."""
+        if self._has_failed:
+            return None
+        try:
+            return prepare()
+        except Exception as problem:  # a driver's, a library's: any of them leaves steps as they are without graphs
+            reason = f"{type(problem).__name__}: {problem}".partition("\n")[0]
+            _log.warning("CUDA graphs: none from now on; to record %s ends with %s", what, reason)
+            self._has_failed = True
+            return None
