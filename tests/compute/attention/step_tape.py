@@ -3,7 +3,8 @@ without a line of the code that made them.
 
 So whatever reaches a step by another way than the memory of the recorded tensors keeps the value that it had when it
 was recorded, as in a graph. Operations that wait for the device, or whose sizes depend on data, raise as they do in a
-capture. For a process in which Triton's kernels are interpreted.
+capture. What a recording has made is spoiled when another one is replayed, as theirs may lie in the same memory. For a
+process in which Triton's kernels are interpreted.
 """
 
 import importlib
@@ -21,6 +22,8 @@ _REFUSED = frozenset(
     {"_local_scalar_dense", "nonzero", "masked_select", "bincount", "unique2", "lift_fresh", "repeat_interleave"}
 )
 """They read the device's memory, or bring numbers of the host into it."""
+_Memory = dict[int, torch.UntypedStorage]
+"""Where it begins |-> memory of tensors."""
 _Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
 
 
@@ -30,19 +33,39 @@ class StepTape:
     def __init__(self) -> None:
         self.num_recorded = 0
         self.num_replayed = 0
+        self._made: dict[int, _Memory] = {}
+        """Number of a recording |-> what it made."""
+        self._given: set[int] = set()
+        """Where memory begins that a recording found."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         calls: list[_Call] = []
         with _kernels_recorded(calls), _Recording(calls):
             run()
+        number = self.num_recorded
         self.num_recorded += 1
+        self._made[number] = self._made_by(calls)
 
         def replay() -> None:
             self.num_replayed += 1
+            self._spoil(number)
             for call in calls:
                 _repeat(*call)
 
         return replay
+
+    def _made_by(self, calls: list[_Call]) -> "_Memory":
+        made: _Memory = {}
+        for _, args, kwargs, found in calls:
+            self._given.update(_memory((args, kwargs)).keys() - made.keys())
+            made |= {start: memory for start, memory in _memory(found).items() if start not in self._given}
+        return made
+
+    def _spoil(self, replayed: int) -> None:
+        for number, made in self._made.items():
+            for start, memory in made.items():
+                if number != replayed and start not in self._given:
+                    memory.fill_(0xFF)  # NaN, or -1
 
 
 class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -79,6 +102,12 @@ def _repeat(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     for kept, new in zip(tree_leaves(found), tree_leaves(func(*args, **kwargs)), strict=True):
         if isinstance(kept, Tensor) and kept.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
             kept.copy_(new)
+
+
+def _memory(found: Any) -> _Memory:
+    tensors = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return {storage.data_ptr(): storage for storage in storages if storage.nbytes()}
 
 
 def _is_mask(index: Tensor | None) -> bool:

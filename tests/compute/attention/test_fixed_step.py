@@ -201,6 +201,7 @@ def check_tape() -> None:
     of_host[0] = 1000
     replay()
     assert found.tolist() == [11, 12, 13, 14]
+    check_spoiling()
     waiting: tuple[Callable[[], Any], ...] = (
         found[0].item,
         found.nonzero,
@@ -210,6 +211,15 @@ def check_tape() -> None:
     for waits in waiting:
         with pytest.raises(RuntimeError, match="in a step that is recorded"):
             StepTape().record(waits)
+
+
+def check_spoiling() -> None:
+    """What one made is valid until another one is replayed; what they were given stays."""
+    numbers, made, tape = torch.arange(4), list[Tensor](), StepTape()
+    replays = [tape.record(lambda: made.append(numbers * 2)) for _ in range(2)]
+    for replay in replays:
+        replay()
+    assert made[0].tolist() == [-1] * 4 and made[1].tolist() == [0, 2, 4, 6] and numbers.tolist() == [0, 1, 2, 3]
 
 
 @needs_triton

@@ -110,7 +110,7 @@ class ReplayingDriver(LaunchingDriver, RecordingDriver):
 
 
 @contextmanager
-def _as_on_a_gpu(device: str) -> Iterator[None]:
+def as_on_a_gpu(device: str) -> Iterator[None]:
     """What is loaded within has Triton's operators and plain matrices."""
     with (
         patch("deltaserve.compute.executor.runner.make_step_ops", lambda *_: opened(device)),
@@ -123,7 +123,7 @@ class GroupedDriver(EagerDriver):
     """Computes all experts of a layer at once."""
 
     def __init__(self, path: Path, device: str = "cpu") -> None:
-        with _as_on_a_gpu(device):
+        with as_on_a_gpu(device):
             EagerDriver.__init__(self, path, device)
 
 
@@ -131,7 +131,7 @@ class GroupedReplayingDriver(ReplayingDriver):
     """And launches replays ahead."""
 
     def __init__(self, path: Path, recorder: StepRecorder, device: str = "cpu") -> None:
-        with _as_on_a_gpu(device):
+        with as_on_a_gpu(device):
             ReplayingDriver.__init__(self, path, recorder, device)
 
 

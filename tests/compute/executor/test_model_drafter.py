@@ -27,9 +27,9 @@ class DraftingDriver(Driver):
 
     quantization = "none"
 
-    def __init__(self, tiny_models: Path, name: str, page_size: int = 16) -> None:
+    def __init__(self, tiny_models: Path, name: str, page_size: int = 16, device: str = "cpu") -> None:
         self._drafting = drafting(tiny_models, name)
-        super().__init__(self._drafting[0], page_size=page_size)
+        super().__init__(self._drafting[0], page_size=page_size, device=device)
 
     def model(self, path: Path) -> ModelSpec:
         return self._drafting[1]

@@ -450,7 +450,7 @@ def test_where_a_recording_fails_steps_go_on_without(caplog: pytest.LogCaptureFi
     assert [graphs.forward(inputs_of([1] * n, [1] * n)) for n in (2, 2, 1, 4)] == [None] * 4
     assert (recorder.num_asked, len(rooms.made)) == (2, 2)
     one = DecodingRows((RowId(0),), np.array([1]), {RowId(0): 1}, (), 16)
-    assert drawing.draw(one, WayToDraw.LARGEST) is None
+    assert drawing.draw(one, DrawKind(WayToDraw.LARGEST)) is None
     assert recorder.num_asked == 2
     assert not rows._scratch.num_bytes
     assert [record.message for record in caplog.records] == [
