@@ -11,6 +11,7 @@ from torch import Tensor
 from deltaserve.compute.executor.step_recorder import StepRecorder
 from deltaserve.control.sched.plan import ItemResult, PlanItem, SharedRun, TokenValues
 from deltaserve.core.ids import RowId
+from deltaserve.core.lifetime import KEEP_LAST
 from deltaserve.core.tokens import pack_u32
 from tests.compute.executor.replaying import COMMON, RecordingDriver
 from tests.compute.executor.test_launched import prompt_item, rules
@@ -99,10 +100,12 @@ def answers(driver: Driver) -> list[list[int]]:
 
 
 def verify_together(driver: Driver, right: Sequence[Sequence[int]], shares: bool = True) -> Verified:
-    """Rows start one after the other on common pages, then go on by guesses. `right`: what they draw."""
+    """Rows start one after the other, on common pages where no state stands in the way, then go on by guesses. `right`:
+    what they draw."""
+    common = 0 if KEEP_LAST in driver.cache.pools else COMMON
     lens, results = [1] * len(PROMPT_LENS), list[tuple[ItemResult, ...]]()
     for row, prompt in enumerate(_prompts()):
-        start = COMMON if 0 < row < 3 else 0
+        start = common if 0 < row < 3 else 0
         driver.open(row, prompt, rules(row, temperature=TEMPERATURES[row]), 128, 0 if start else None, start)
         item = prompt_item(row, prompt, start)
         results.append(driver.step([replace(item, wanted_drafts=NUM_GUESSES)]).items)
@@ -110,7 +113,8 @@ def verify_together(driver: Driver, right: Sequence[Sequence[int]], shares: bool
         items = [_item(row, right[row], lens[row], *counts) for row, counts in zip(rows, guessed, strict=True)]
         readers = tuple(RowId(row) for row in rows if row < 3)
         driver.least_likely = LEAST_LIKELY * (number % 2)
-        found = driver.step(items, [SharedRun(0, COMMON, readers)] if shares and len(readers) > 1 else []).items
+        shared = [SharedRun(0, common, readers)] if shares and common and len(readers) > 1 else []
+        found = driver.step(items, shared).items
         results.append(found)
         for result, (_, num_right) in zip(found, guessed, strict=True):
             assert len(result.drawn) == 1 + num_right

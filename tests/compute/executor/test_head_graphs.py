@@ -22,8 +22,8 @@ from tests.compute.executor.replayed_drafts import (
 )
 from tests.compute.executor.replaying import EagerDriver, as_on_a_gpu, with_parts
 from tests.compute.executor.world import Driver
-from tests.compute.layers.dense_heads import drafting
-from tests.fixtures.tiny_models import DRAFTED, EAGLE3_HEAD
+from tests.compute.layers.dense_heads import HEADS, drafting
+from tests.fixtures.tiny_models import EAGLE3_HEAD
 
 
 def check_replays(
@@ -64,9 +64,7 @@ def check_head(tiny_models: Path, name: str) -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize(
-    "name", cells([(EAGLE3_HEAD,), *((name,) for name in DRAFTED)], lambda name: name != EAGLE3_HEAD)
-)
+@pytest.mark.parametrize("name", cells(((name,) for name in HEADS), lambda name: name != EAGLE3_HEAD))
 def test_replays_of_heads_guess_as_their_passes_do(process: KernelProcess, tiny_models: Path, name: str) -> None:
     """Entries that the head keeps of each token are the same, too."""
     run_in(process, check_head, tiny_models, name)

@@ -53,8 +53,20 @@ def test_every_number_of_rows_that_is_recorded_is_made_in_each_way_the_largest_f
     assert made[::3] == [36, 32, 16, 8, 4, 2, 1, 24]
 
 
-def test_rows_and_pages_are_those_that_there_are() -> None:
-    for plan in collected(SIZES):
+def test_steps_that_guess_have_every_number_of_tokens_once() -> None:
+    """Of as many rows as there may be, each with as few guesses as make up the number."""
+    plans = [plan for plan in collected(replace(SIZES, max_rows=10, num_drafts=2)) if plan.items]
+    made = [plan for plan in plans if all(item.num_known == 1 for item in plan.items)]
+    assert [plan.num_tokens for plan in made] == [30, 16, 8, 4, 2, 1, 24]
+    assert [len(plan.items) for plan in made] == [10, 10, 8, 4, 2, 1, 10]
+    assert [max(item.num_drafts for item in plan.items) for plan in made] == [2, 1, 0, 0, 0, 0, 2]
+    for item in (item for plan in made for item in plan.items):
+        assert item.wanted_drafts == 2 and item.q_start + item.q_len + 2 <= SIZES.max_context_len
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_rows_and_pages_are_those_that_there_are(num_drafts: int) -> None:
+    for plan in collected(replace(SIZES, num_drafts=num_drafts)):
         for update in plan.pages:
             assert update.row < SIZES.max_rows
             assert max(update.pages) < SIZES.num_pages[update.pool]

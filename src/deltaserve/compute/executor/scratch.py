@@ -37,8 +37,8 @@ def _activations(spec: ModelSpec, num_tokens: int) -> int:
 
 
 def _recorded(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Bytes of recorded decode steps (step_graphs.py): the activations of the largest, which lie apart, scaled logits,
-    and partial results, for which there is room for a power of two, while smaller steps keep what they had before: each
+    """Bytes of recorded steps (recorded_steps.py): the activations of the largest, which lie apart, scaled logits, and
+    partial results, for which there is room for a power of two, while smaller steps keep what they had before: each
     doubles."""
     if sizes.device == "cpu" or why_not_recordable(spec) is not None:
         return 0
@@ -59,11 +59,12 @@ def _logits(spec: ModelSpec, sizes: StepSizes) -> int:
 
 
 def _draft(spec: ModelSpec, draft: DraftSpec, sizes: StepSizes) -> int:
-    """A layer beside those of the model, and what it reads of them: all tokens of a step."""
+    """A layer beside those of the model, and what it reads of them: all tokens of a step, and of a recorded one."""
     read = len(draft.read_layers) * draft.read_size or spec.hidden_size
-    inputs = (sizes.step_len + sizes.max_rows) * (read + 5 * draft.layer.hidden_size) * _FLOAT
+    inputs = (sizes.step_len + 2 * sizes.max_rows) * (read + 5 * draft.layer.hidden_size) * _FLOAT
     return (
         inputs
+        + _recorded(draft.layer, sizes)
         + _activations(draft.layer, sizes.step_len + sizes.max_rows)
         + _logits(draft.layer, sizes)
         + attention_bytes(draft.layer, sizes)

@@ -9,7 +9,7 @@ is open, and what stands in the pages is as little to be read as before the firs
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deltaserve.compute.executor.recordings import bucket_of
 from deltaserve.control.sched.plan import (
@@ -59,6 +59,8 @@ class WarmUp:
     """Rows of the largest decode step that is recorded; None: none is."""
     is_decoding: bool
     """Whether it decodes: a prefill worker does not."""
+    num_drafts: int = 0
+    """Most guesses at what follows each row."""
 
 
 def warm_up(compute: Callable[[StepPlan], StepResult], sizes: WarmUp, report: Callable[[str], None]) -> None:
@@ -69,29 +71,33 @@ def warm_up(compute: Callable[[StepPlan], StepResult], sizes: WarmUp, report: Ca
     report("compiling kernels")
     steps.prompts()
     num_made = 0
-    buckets = _buckets(sizes)
-    if buckets:
-        report(f"recording decode steps of up to {buckets[0]} rows")
-        num_made = steps.decodes(buckets, time.monotonic() + DECODE_BUDGET_S)
+    kinds = _decode_kinds(sizes)
+    if kinds:
+        report(f"recording decode steps of up to {kinds[0][0]} tokens")
+        num_made = steps.decodes(kinds, time.monotonic() + DECODE_BUDGET_S)
     seconds = time.monotonic() - began
-    _log.info(
-        "warm after %.1f s: %d of %d kinds of decode steps",
-        seconds,
-        num_made,
-        len(buckets) * len(_RULES) + bool(buckets),
-    )
+    _log.info("warm after %.1f s: %d of %d kinds of decode steps", seconds, num_made, len(kinds))
+
+
+def _decode_kinds(sizes: WarmUp) -> list[tuple[int, SamplingParams]]:
+    """Numbers of tokens, and rules by which rows draw, of decode steps in the order in which they are made: each number
+    by each way to draw, and one whose logits are changed before. Where rows guess, the host draws by any rules."""
+    buckets = _buckets(sizes)
+    if sizes.num_drafts or not buckets:
+        return [(num_tokens, _RULES[0]) for num_tokens in buckets]
+    return [*((num_tokens, rules) for num_tokens in buckets for rules in _RULES), (1, _ADJUSTED)]
 
 
 def _buckets(sizes: WarmUp) -> list[int]:
-    """Numbers of rows: the powers of two, then the others; the largest first, so that smaller ones find the memory of
+    """Numbers of tokens: the powers of two, then the others; the largest first, so that smaller ones find the memory of
     larger ones."""
     if not sizes.is_decoding:
         return []
     if sizes.graph_rows is None:
         return [1]
-    most = min(sizes.graph_rows, sizes.max_rows)
-    found = {bucket_of(num_rows, most) for num_rows in range(1, most + 1)}
-    return sorted(found, key=lambda rows: (rows & (rows - 1) > 0 and rows != most, -rows))
+    most = min(sizes.graph_rows, sizes.max_rows * (1 + sizes.num_drafts))
+    found = {bucket_of(count, most) for count in range(1, most + 1)}
+    return sorted(found, key=lambda count: (count & (count - 1) > 0 and count != most, -count))
 
 
 class _Steps:
@@ -117,22 +123,27 @@ class _Steps:
         self._close(1)
         num_rows, length = min(2, self._sizes.max_rows), min(_SHORT, longest)
         self._open(num_rows, length, _RULES[1])
-        beside = [_decode(row, length - 1) for row in range(1, num_rows)]
+        beside = [_decode(row, length - 1, 1) for row in range(1, num_rows)]
         self._step([*beside, _prompt(0, 0, length)])
         self._close(num_rows)
 
-    def decodes(self, buckets: Sequence[int], end_at: float) -> int:
-        """A step of each number of rows, by each way to draw, and one whose logits are changed before. Returns how many
-        were made in time."""
-        kinds = [(num_rows, rules) for num_rows in buckets for rules in _RULES]
-        for num_made, (num_rows, rules) in enumerate((*kinds, (1, _ADJUSTED))):
+    def decodes(self, kinds: Sequence[tuple[int, SamplingParams]], end_at: float) -> int:
+        """A step of each kind: of as many rows as there may be, which verify guesses where those are fewer, and guess.
+        Returns how many were made in time."""
+        sizes = self._sizes
+        length = min(_DECODE_LEN, sizes.max_context_len)
+        start = max(0, length - 1 - 2 * sizes.num_drafts)  # behind the guesses that are verified there is room for more
+        for num_made, (num_tokens, rules) in enumerate(kinds):
             if time.monotonic() >= end_at:
                 return num_made
-            length = min(_DECODE_LEN, self._sizes.max_context_len)
+            num_rows = min(num_tokens, sizes.max_rows)
+            least, num_more = divmod(num_tokens, num_rows)
             self._open(num_rows, length, rules)
-            self._step([_decode(row, length - 1) for row in range(num_rows)])
+            lens = [least + (row < num_more) for row in range(num_rows)]
+            items = [_decode(row, start, length_of) for row, length_of in enumerate(lens)]
+            self._step([replace(item, wanted_drafts=sizes.num_drafts) for item in items])
             self._close(num_rows)
-        return len(kinds) + 1
+        return len(kinds)
 
     def _open(self, num_rows: int, length: int, rules: SamplingParams) -> None:
         """Rows of `length` known tokens, all on the same pages; on each more than once where the pool is small."""
@@ -173,5 +184,7 @@ def _prompt(row: int, start: int, length: int) -> PlanItem:
     return PlanItem(RowId(row), start, length, TokenValues(pack_u32([_TOKEN] * length)), samples=True)
 
 
-def _decode(row: int, position: int) -> PlanItem:
-    return PlanItem(RowId(row), position, 1, TokenValues(pack_u32([_TOKEN])), samples=True)
+def _decode(row: int, position: int, length: int) -> PlanItem:
+    """A token, and guesses behind it."""
+    tokens = TokenValues(pack_u32([_TOKEN] * length))
+    return PlanItem(RowId(row), position, length, tokens, samples=True, num_drafts=length - 1)

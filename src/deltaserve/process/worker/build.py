@@ -204,6 +204,7 @@ def _warm_up_of(spec: WorkerSpec) -> WarmUp:
         max_rows=spec.max_running_requests,
         graph_rows=spec.graph_rows,
         is_decoding=spec.role is not Role.PREFILL,
+        num_drafts=spec.options.sched.max_drafts,
     )
 
 
