@@ -79,6 +79,19 @@ def compile_state_moves(capability: int) -> None:
             compiled_bytes(kernel, types, fixed, capability)
 
 
+def compile_planning(capability: int) -> None:
+    """Compile the kernel that makes work lists of rows of one position, and of a few, over windows and not."""
+    kernels: Any = importlib.import_module("deltaserve.compute.attention.triton.row_planning")
+    types = dict.fromkeys(("lines", "positions", "lens"), "*i64")
+    lists = ("num_rows", "table", "private_from", "num_shared", "token_positions", "write_pages", "first_parts")
+    types |= dict.fromkeys((*lists, "part_starts", "num_tiles", "tiles"), "*i32")
+    sizes = {"BLOCK": 256, "PAGE_SIZE": 64, "SPLIT": 256, "GROUP_SIZE": 7, "TILE_ROWS": 16, "KEYS": 64, "WRITTEN": 32}
+    for window_len in (0, 100):
+        for most_len, doublings in ((1, 0), (16, 11)):
+            fixed = sizes | {"WINDOW": window_len, "MOST_LEN": most_len, "MOST_RESULTS": 128, "DOUBLINGS": doublings}
+            compiled_bytes(kernels.plan_rows, types, fixed, capability)
+
+
 def compiled_bytes(
     kernel: Any,
     types: dict[str, str],

@@ -19,7 +19,7 @@ from deltaserve.compute.memory.element_conversion import torch_dtype
 from deltaserve.core.layout.dtype import DType
 from tests.cells import cells
 from tests.compute.attention.attention_world import Shape, World, check_against_plain, check_sharing_keeps_bits
-from tests.compute.attention.compiled_kernels import Target, compile_state_moves, compiled_sizes
+from tests.compute.attention.compiled_kernels import Target, compile_planning, compile_state_moves, compiled_sizes
 from tests.compute.attention.triton_process import (
     KernelProcess,
     compiling_process,
@@ -249,6 +249,11 @@ def sizes(compiler: KernelProcess, request: pytest.FixtureRequest) -> tuple[list
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_copies_of_states_compile_for_gpus(compiler: KernelProcess, capability: int) -> None:
     run_in(compiler, compile_state_moves, capability)
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_planning_compiles_for_gpus(compiler: KernelProcess, capability: int) -> None:
+    run_in(compiler, compile_planning, capability)
 
 
 def test_kernels_compile_for_gpus(sizes: tuple[list[int], list[int]]) -> None:
