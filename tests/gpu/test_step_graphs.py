@@ -12,9 +12,11 @@ from deltaserve.compute.executor.step_recorder import GraphRecorder
 from deltaserve.core.layout.dtype import DType
 from tests.compute.attention.attention_world import Shape
 from tests.compute.attention.fixed_states_checks import check_fixed_states
-from tests.compute.attention.test_fixed_step import check_recorded
+from tests.compute.attention.test_fixed_step import LENS, check_recorded
 from tests.compute.attention.triton_process import needs_triton
+from tests.compute.executor.replayed_drafts import EagerDrafts, RecordedDrafts, answers, verify_together
 from tests.compute.executor.replaying import EagerDriver, Repeating, ReplayingDriver, decode_together
+from tests.compute.layers.dense_heads import HEADS, drafting
 from tests.gpu.unwaiting import check_launch_waits_for_nothing
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"), needs_triton]
@@ -32,8 +34,17 @@ def test_attention_of_other_steps(recorder: GraphRecorder, kv_dtype: DType, wind
     check_recorded(replace(SHAPE, kv_dtype=kv_dtype, window_len=window_len), recorder)
 
 
+LATENTS = replace(SHAPE, kv_heads=1, group_size=16, head_dim=576, latent_dim=512)
+
+
 def test_attention_over_latents(recorder: GraphRecorder) -> None:
-    check_recorded(replace(SHAPE, kv_heads=1, group_size=16, head_dim=576, latent_dim=512), recorder)
+    check_recorded(LATENTS, recorder)
+
+
+@pytest.mark.parametrize("shape", [SHAPE, replace(SHAPE, window_len=70), LATENTS], ids=["full", "window", "latents"])
+def test_attention_of_rows_of_a_few_positions(recorder: GraphRecorder, shape: Shape) -> None:
+    """As guesses are verified."""
+    check_recorded(shape, recorder, None, LENS)
 
 
 EXPERTS = ("qwen3_moe", "minimax_m2", "deepseek_v3", "gpt_oss")
@@ -59,6 +70,31 @@ def test_replays_compute_what_their_calls_compute(tiny_models: Path, name: str) 
 def test_tokens_are_those_of_steps_without_graphs(tiny_models: Path, recorder: GraphRecorder, name: str) -> None:
     replaying = decode_together(ReplayingDriver(tiny_models / name, recorder, "cuda"))
     assert replaying.tokens == decode_together(EagerDriver(tiny_models / name, "cuda")).tokens
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_replays_verify_and_guess_as_their_calls_do(tiny_models: Path, recorder: GraphRecorder, name: str) -> None:
+    """Products of as many rows, so to the bit: what is drawn, guesses, pages of the model and of the head."""
+    right = answers(EagerDriver(drafting(tiny_models, name)[0], "cuda"))
+    want = verify_together(RecordedDrafts(tiny_models, name, Repeating(), "cuda"), right)
+    driver = RecordedDrafts(tiny_models, name, recorder, "cuda")
+    got = verify_together(driver, right)
+    recorded = driver.executor._recorded
+    assert recorded is not None and not recorded.recordings.has_failed, "see the warning that begins with CUDA graphs"
+    for step, (ours, theirs) in enumerate(zip(got.results, want.results, strict=True)):
+        assert ours == theirs, f"step {step}"
+    assert all(torch.equal(*pages) for pages in zip(got.pages, want.pages, strict=True))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_rows_with_guesses_draw_what_they_do_without_graphs(
+    tiny_models: Path, recorder: GraphRecorder, name: str
+) -> None:
+    right = answers(EagerDriver(drafting(tiny_models, name)[0], "cuda"))
+    want = verify_together(EagerDrafts(tiny_models, name, "cuda"), right)
+    got = verify_together(RecordedDrafts(tiny_models, name, recorder, "cuda"), right)
+    for step, (ours, theirs) in enumerate(zip(got.results, want.results, strict=True)):
+        assert [one.drawn for one in ours] == [one.drawn for one in theirs], f"step {step}"
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_5_text", *EXPERTS])

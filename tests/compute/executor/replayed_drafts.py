@@ -117,7 +117,7 @@ def verify_together(driver: Driver, right: Sequence[Sequence[int]], shares: bool
         found = driver.step(items, shared).items
         results.append(found)
         for result, (_, num_right) in zip(found, guessed, strict=True):
-            assert len(result.drawn) == 1 + num_right
+            assert len(result.drawn) == 1 + num_right, f"row {result.row} does not draw what it does without guesses"
             lens[result.row] += len(result.drawn)
     return Verified(results, [arena.bytes.cpu().clone() for arena in driver.executor.memory.kv.arenas])
 

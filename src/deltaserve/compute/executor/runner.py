@@ -148,16 +148,16 @@ class TorchExecutor:
             most = min(sizes.graph_rows, sizes.max_rows), sizes.graph_rows
             recorder = sizes.recorder(device)
             self._recorded = make_recorded_steps(decoder, self._attention, self._resident, most, recorder)
-        self._guessing = None if head is None else self._drafter_of(head)
+        self._guessing = None if head is None else self._drafter_of(head, sizes.max_rows)
         self._decode: ResidentDecode | None = None
         if self._recorded is not None and drafter is None and head is None:  # who guesses reads all that was drawn
             self._decode = ResidentDecode(self._recorded.drawing, self._resident, decoder.spec.vocab_size, self._clock)
 
-    def _drafter_of(self, head: DraftHead) -> ModelDrafter:
+    def _drafter_of(self, head: DraftHead, max_rows: int) -> ModelDrafter:
         group = self._decoder.spec.draft_group
         launched = LaunchedPasses(head, self._attention, group, self._device)
         passes = launched if self._recorded is None else self._recorded.passes(head, group, launched)
-        return ModelDrafter(head, passes, self._shard.rank, self._device)
+        return ModelDrafter(head, passes, self._shard.rank, max_rows, self._device)
 
     @classmethod
     def load(
