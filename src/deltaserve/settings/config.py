@@ -447,7 +447,8 @@ class SchedulingSettings(Group):
     )
     cuda_graph_max_bs: Rows = option(
         256,
-        "requests of the largest decode step that is recorded; no more than --max-running-requests",
+        "requests of the largest decode step that is recorded, no more than --max-running-requests; tokens, where guesses "
+        "are verified",
         commands=COMPUTING,
         use="rare",
     )

@@ -65,7 +65,7 @@ class StepTape:
         for number, made in self._made.items():
             for start, memory in made.items():
                 if number != replayed and start not in self._given:
-                    memory.fill_(0xFF)  # NaN, or -1
+                    torch.empty(0, dtype=torch.uint8).set_(memory).fill_(0xFF)  # NaN, or -1
 
 
 class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]

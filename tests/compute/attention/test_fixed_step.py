@@ -304,7 +304,7 @@ def check_recorded(
     most = (260, 255, 190, 333, 230, 222)
     world = FixedWorld(shape, most, common)
     world.fill((1,) * len(most))
-    recorded = Recorded(world, world.decoding(most, range(6), q_lens[-1:] * ROWS), sinks, recorder, q_lens[-1])
+    recorded = Recorded(world, world.decoding(most, range(6), [q_lens[-1]] * ROWS), sinks, recorder, q_lens[-1])
     draw, memory = random.Random(1), world.pool.page_arenas[0].bytes
     for num_rows in (5, 1, 6):
         rows = draw.sample(range(6), num_rows)

@@ -33,7 +33,7 @@ GUESSED: tuple[tuple[tuple[int, int], ...], ...] = (
 """Guesses of each that are verified, and how many are right."""
 ANSWER_LEN = 16
 MAX_TOKENS = 16
-"""Of a recorded step, as many as the last one has."""
+"""Tokens of a recorded step, as many as the last one has."""
 LEAST_LIKELY = 0.05
 """In each other step."""
 TEMPERATURES = (0.0, 0.0, 0.7, 0.0)

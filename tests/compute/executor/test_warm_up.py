@@ -54,7 +54,7 @@ def test_every_number_of_rows_that_is_recorded_is_made_in_each_way_the_largest_f
 
 
 def test_steps_that_guess_have_every_number_of_tokens_once() -> None:
-    """Of as many rows as there may be, each with as few guesses as make up the number."""
+    """Rows are as many as there may be, each with as few guesses as make up the number."""
     plans = [plan for plan in collected(replace(SIZES, max_rows=10, num_drafts=2)) if plan.items]
     made = [plan for plan in plans if all(item.num_known == 1 for item in plan.items)]
     assert [plan.num_tokens for plan in made] == [30, 16, 8, 4, 2, 1, 24]

@@ -29,7 +29,7 @@ class RowsOnDevice:
     lens: Tensor  # [B] int64: positions that each of `lines` computes
     num_tokens: Tensor  # [1] int32: tokens of the step
     most_len: int
-    """Of `lens`: 1, or MAX_TILED_LEN."""
+    """Positions of a row, at most: 1, or MAX_TILED_LEN."""
     tables: Sequence[Tensor]  # [lines, pages] int32 of each pool
 
 

@@ -47,7 +47,7 @@ class GivenRows:
         )
 
     def tell(self, batch: Batch, tokens: Int64s) -> None:
-        """Of the step to come: `tokens` [T] of its rows."""
+        """Tell the device of the step to come: `tokens` [T] of its rows."""
         packed = np.zeros(self._memory.shape, np.int64)
         packed[_LINES] = self._nobody
         num_rows, num_tokens = len(batch.queries), len(tokens)
