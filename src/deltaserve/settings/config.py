@@ -447,8 +447,8 @@ class SchedulingSettings(Group):
     )
     cuda_graph_max_bs: Rows = option(
         256,
-        "requests of the largest decode step that is recorded, no more than --max-running-requests; tokens, where guesses "
-        "are verified",
+        "requests of the largest decode step that is recorded, no more than --max-running-requests; tokens of the "
+        "largest that verifies guesses",
         commands=COMPUTING,
         use="rare",
     )

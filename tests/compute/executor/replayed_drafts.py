@@ -70,7 +70,7 @@ class Verified(NamedTuple):
     """What the schedule comes to."""
 
     results: list[tuple[ItemResult, ...]]
-    """Of each step."""
+    """Results of each step."""
     pages: list[Tensor]
     """Bytes of each arena."""
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -15,6 +16,7 @@ from deltaserve.control.sched.plan import ItemOutcome, ItemResult, StepPlan, Ste
 from deltaserve.core.ids import RowId
 from tests.compute.attention.step_tape import StepTape
 from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
+from tests.compute.executor.replayed_drafts import MAX_TOKENS, RecordedGuesses, answers, verify_together
 from tests.compute.executor.replaying import EagerDriver, ReplayingDriver, decode_together, with_parts
 from tests.compute.executor.world import Driver, check_generation
 
@@ -119,13 +121,13 @@ def test_a_step_that_fails_is_told_and_the_others_are_made(caplog: pytest.LogCap
     assert "a first step of 128 tokens failed" in caplog.text
 
 
-def warm(driver: Driver, compute: Callable[[StepPlan], StepResult]) -> None:
-    """Warm up an executor of the world's; its recorded steps have up to 4 rows."""
+def warm(driver: Driver, compute: Callable[[StepPlan], StepResult], **changes: Any) -> None:
+    """Warm up an executor of the world's; its recorded steps have up to 4 rows. `changes`: of what is asked for."""
     arenas = driver.executor.memory.kv.arenas
     pools = tuple(min(arena.num_pages for arena in arenas) - 1 for _ in range(driver.cache.num_pools))
     sizes = replace(SIZES, num_pages=pools, chunk_len=40, max_context_len=48, max_rows=4, graph_rows=4)
     sizes = replace(sizes, split_tokens=driver.split_tokens)
-    warm_up(compute, sizes, lambda text: None)
+    warm_up(compute, replace(sizes, **changes), lambda text: None)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_5_text", "deepseek_v3", "qwen3_moe"])
@@ -153,6 +155,21 @@ def check_first_requests(folder: Path) -> None:
     assert got.tokens == want.tokens
     assert tape.num_recorded == num_warm + 1
     assert got.num_untypical == 1
+
+
+def check_first_guesses(folder: Path) -> None:
+    right, tape = answers(Driver(folder)), StepTape()
+    driver = RecordedGuesses(folder, tape)
+    with patch.object(warm_up_steps, "DECODE_BUDGET_S", math.inf):
+        warm(driver, driver.run, graph_rows=MAX_TOKENS, num_drafts=3)
+    assert tape.num_recorded == 5  # of 16, 8, 4, 2 and 1 tokens
+    verify_together(driver, right)
+    assert tape.num_recorded == 5
+
+
+@needs_triton
+def test_what_was_recorded_serves_the_first_guesses(process: KernelProcess, tiny_models: Path, tmp_path: Path) -> None:
+    run_in(process, check_first_guesses, with_parts(tiny_models / "llama", tmp_path, (0,)))
 
 
 @needs_triton
