@@ -18,7 +18,7 @@ from deltaserve.core.ids import RowId
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RowPiece:
     """Positions [start, start + len(tokens)) of a row."""
 
     row: RowId
@@ -34,7 +34,7 @@ class Piece:
 class HeadPass:
     """What a head computes at once."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[RowPiece]
     features: Tensor  # [T, F] of the token before each of the T of the pieces
     asked: Sequence[int]
     """Indexes of the pieces behind whose last token it guesses."""

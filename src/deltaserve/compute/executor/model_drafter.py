@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from deltaserve.compute.executor.head_passes import HeadPass, Passes, Piece
+from deltaserve.compute.executor.head_passes import HeadPass, Passes, RowPiece
 from deltaserve.compute.executor.row_state import Row
 from deltaserve.compute.layers.decoder import Hidden
 from deltaserve.compute.layers.draft_head import DraftHead
@@ -34,7 +34,7 @@ _PASS_LEN = 2048
 class _Asked:
     """What the head computes of a row in this step."""
 
-    piece: Piece
+    piece: RowPiece
     sources: npt.NDArray[np.int64]  # [tokens of the piece]
     """Where features of the token before each stand: lines of what is kept of rows, then those of the step's tokens."""
     wanted: int
@@ -118,7 +118,7 @@ class ModelDrafter:
         # On every rank: those that draw nothing know the tokens of the plan, and what they were told.
         inputs = row.tokens(start, item.q_start + item.num_known)
         tokens = np.concatenate([inputs, np.array(drawn, np.int64)])[:count]
-        return _Asked(Piece(item.row, start, tokens), sources[:count], wanted)
+        return _Asked(RowPiece(item.row, start, tokens), sources[:count], wanted)
 
     def _count_filled(self, num_tokens: int) -> None:
         self.num_filled += num_tokens
@@ -166,7 +166,7 @@ class ModelDrafter:
             features = found.features
             if len(going_on) < len(rows):
                 features = self._features(features, np.array(going_on, np.int64))
-            pieces = [Piece(rows[i][0], rows[i][1], np.array([found.tokens[i]])) for i in going_on]
+            pieces = [RowPiece(rows[i][0], rows[i][1], np.array([found.tokens[i]])) for i in going_on]
             rows = [(row, end + 1, wanted) for row, end, wanted in (rows[index] for index in going_on)]
             likely = [likely[index] for index in going_on]
             found = self._passes.run(HeadPass(pieces, features, range(len(pieces)), split_tokens, least_likely))
@@ -176,9 +176,9 @@ class ModelDrafter:
         """What is left of a piece that is longer than a pass."""
         while len(one.piece.tokens) > _PASS_LEN:
             piece, features = one.piece, self._features(read, one.sources[:_PASS_LEN])
-            first = Piece(piece.row, piece.start, piece.tokens[:_PASS_LEN])
+            first = RowPiece(piece.row, piece.start, piece.tokens[:_PASS_LEN])
             self._passes.run(HeadPass([first], features, (), split_tokens, 0.0))
-            rest = Piece(piece.row, first.end, piece.tokens[_PASS_LEN:])
+            rest = RowPiece(piece.row, first.end, piece.tokens[_PASS_LEN:])
             one = _Asked(rest, one.sources[_PASS_LEN:], one.wanted)
         return one
 
