@@ -68,6 +68,9 @@ class GivenGraphs:
         num_tokens = inputs.batch.num_tokens
         if num_tokens > self._max_tokens or len(inputs.wanted.tokens) != num_tokens or not self._has(inputs.batch):
             return None
+        if self._recordings.has_failed:
+            self._buckets.clear()
+            return None
         self._resident.tell_pages()
         number = bucket_of(num_tokens, self._max_tokens)
         found = self._recordings.prepared(f"a step of {number} tokens", partial(self._prepared, inputs, number))

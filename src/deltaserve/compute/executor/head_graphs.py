@@ -84,6 +84,9 @@ class HeadGraphs:
     def run(self, of: HeadPass) -> Guesses:
         if len(of.features) > self._max_tokens or any(len(piece.tokens) > MAX_TILED_LEN for piece in of.pieces):
             return self._others.run(of)
+        if self._recordings.has_failed:
+            self._recorded.clear()
+            return self._others.run(of)
         self._resident.tell_pages()
         number = bucket_of(len(of.features), self._max_tokens)
         found = self._recordings.prepared(f"a pass of {number} tokens", partial(self._prepared, of, number))
