@@ -90,13 +90,15 @@ def _decode_kinds(sizes: WarmUp) -> list[tuple[int, SamplingParams]]:
 
 def _buckets(sizes: WarmUp) -> list[int]:
     """Numbers of tokens: the powers of two, then the others; the largest first, so that smaller ones find the memory of
-    larger ones."""
+    larger ones. Where rows guess, half of each, too: behind such a step a head computes two tokens of each row."""
     if not sizes.is_decoding:
         return []
     if sizes.graph_rows is None:
         return [1]
     most = min(sizes.graph_rows, sizes.max_rows * (1 + sizes.num_drafts))
     found = {bucket_of(count, most) for count in range(1, most + 1)}
+    if sizes.num_drafts:
+        found |= {count // 2 for count in found if count > 1}
     return sorted(found, key=lambda count: (count & (count - 1) > 0 and count != most, -count))
 
 
