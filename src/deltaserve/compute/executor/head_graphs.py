@@ -97,8 +97,9 @@ class HeadGraphs:
         count = len(of.asked)
         if not count:
             return Guesses((), (), found.made[:0])
-        tokens, likely = found.guesses[:, :count].cpu()
-        return Guesses(tokens.tolist(), likely.view(torch.float64).tolist(), found.made[:count])
+        tokens, bits = found.guesses[:, :count].cpu()
+        likely = bits.view(torch.float64).tolist() if of.least_likely > 0.0 else [1.0] * count
+        return Guesses(tokens.tolist(), likely, found.made[:count])
 
     def _prepared(self, of: HeadPass, number: int) -> _RecordedPass:
         kind = number, of.is_of_last_tokens
