@@ -40,6 +40,8 @@ _RULES = (
 """One for each way in which a recorded step draws (row_rules.py)."""
 _ADJUSTED = SamplingParams(max_tokens=1, seed=0, temperature=0.7, top_p=0.9, frequency_penalty=0.5)
 """Its logits are changed before a draw, which is a kernel of its own."""
+_OF_HOST = SamplingParams(max_tokens=1, seed=0, temperature=0.0, logprobs=0)
+"""The host draws by it. The work lists of such steps are made by kernels of their own, one for each power of two."""
 DECODE_BUDGET_S = 8.0
 """No further decode step is made after that: what is not recorded by then is recorded when it comes first."""
 
@@ -81,11 +83,14 @@ def warm_up(compute: Callable[[StepPlan], StepResult], sizes: WarmUp, report: Ca
 
 def _decode_kinds(sizes: WarmUp) -> list[tuple[int, SamplingParams]]:
     """Numbers of tokens, and rules by which rows draw, of decode steps in the order in which they are made: each number
-    by each way to draw, and one whose logits are changed before. Where rows guess, the host draws by any rules."""
+    by each way to draw, one whose logits are changed before, and a few that the host draws for. Where rows guess, the
+    host draws by any rules."""
     buckets = _buckets(sizes)
     if sizes.num_drafts or not buckets:
         return [(num_tokens, _RULES[0]) for num_tokens in buckets]
-    return [*((num_tokens, rules) for num_tokens in buckets for rules in _RULES), (1, _ADJUSTED)]
+    kinds = [(num_tokens, rules) for num_tokens in buckets for rules in _RULES]
+    of_host = [count for count in buckets if count & (count - 1) == 0 or count == buckets[0]]
+    return [*kinds, (1, _ADJUSTED), *((num_tokens, _OF_HOST) for num_tokens in of_host)]
 
 
 def _buckets(sizes: WarmUp) -> list[int]:
