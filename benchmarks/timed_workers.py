@@ -65,7 +65,9 @@ SITES: dict[str, tuple[tuple[Any, str], ...]] = {
     ),
     "states: slots of a step": ((TorchAttention, "begin_states"), (NativeAttention, "begin_states")),
     "states: read and written": ((StateArena, "load"), (StateArena, "store")),
-    "recurrent layers: maps, convolution": ((delta_net, "mix_tokens"),),
+    "recurrent layers: maps, convolution": tuple(
+        (delta_net.DeltaWeights, name) for name in ("prepare", "meet", "finish")
+    ),
     "recurrent layers: delta rule": ((TorchOps, "recurred"), (NativeOps, "recurred")),
 }
 """Label |-> (owner, name of a function)."""

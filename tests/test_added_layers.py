@@ -106,7 +106,6 @@ from deltaserve.compute.attention.attention import StepAttention
 from deltaserve.compute.layers import gqa
 from deltaserve.compute.layers.layer_kind import LayerStep
 from deltaserve.compute.layers.paged import PagedMixer, Projected
-from deltaserve.compute.layers.step_ops import StepOps
 from deltaserve.compute.weights.targets import Linear, TargetTable
 from deltaserve.model.code_plan import CodeRules
 from deltaserve.model.layers.gated_heads import GatedHeadsSpec
@@ -124,8 +123,15 @@ class GatedHeads(PagedMixer):
         gate = self.gate.product(x, step.ops)[..., None]  # [T, Hq, 1]
         return self.heads.project(x, rope, step)._replace(gate=gate)
 
-    def attend(self, projected: Projected, attention: StepAttention, layer: int, ops: StepOps) -> Tensor:
-        return self.heads.attend(projected, attention, layer, ops)
+    def attend(self, q: Tensor, attention: StepAttention, layer: int) -> Tensor:
+        return self.heads.attend(q, attention, layer)
+
+    @property
+    def attended_shape(self) -> tuple[int, int]:
+        return self.heads.attended_shape
+
+    def output(self, attended: Tensor, gate: Tensor | None, step: LayerStep) -> Tensor:
+        return self.heads.output(attended, gate, step)
 
 
 def allocate(table: TargetTable, spec: GatedHeadsSpec, prefix: str) -> GatedHeads:

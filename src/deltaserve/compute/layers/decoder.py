@@ -13,10 +13,11 @@ from torch import Tensor
 from deltaserve.compute.attention.attention import StepAttention, StepStates
 from deltaserve.compute.collective.collective import ALONE, Collective
 from deltaserve.compute.collective.expert_group import ExpertGroup
-from deltaserve.compute.layers.layer_kind import LastTokens, LayerStep, Place, SharedStep, Undecided
+from deltaserve.compute.layers.layer_kind import LastTokens, LayerStep, Meeting, Place, SharedStep, Undecided
 from deltaserve.compute.layers.rope import Rope
 from deltaserve.compute.layers.step_ops import Peaks, StepOps
-from deltaserve.compute.weights.weights import DecoderWeights, LayerWeights
+from deltaserve.compute.layers.stretches import Layer, OwnStretches, Standing, Stretches
+from deltaserve.compute.weights.weights import DecoderWeights
 from deltaserve.core.layout.shard import Shard
 from deltaserve.model.model_spec import ModelSpec
 
@@ -30,18 +31,6 @@ class Hidden:
     read: Tensor | None  # [T, layers * hidden]: what entered those layers that the draft reads
     undecided: Undecided | None = None
     """Present where queries end in guesses: their recurrent states wait for `Decoder.settle`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """A layer, and what it has to do with its neighbours."""
-
-    weights: LayerWeights
-    place: Place
-    next_norm: Tensor
-    """Weight of the norm of what it leaves: the next layer's first norm, or the last one of all."""
-    is_read: bool
-    """What enters it is read by the draft."""
 
 
 class Decoder:
@@ -78,7 +67,7 @@ class Decoder:
             for index, layer in enumerate(spec.layers)
         ]
         self._layers = tuple(
-            _Layer(held, places[index], norms[index], index in read) for index, held in enumerate(weights.layers)
+            Layer(held, places[index], norms[index], index in read) for index, held in enumerate(weights.layers)
         )
 
     @property
@@ -127,32 +116,41 @@ class Decoder:
 
         x [T, hidden]; `normed` [T, attention_inputs * hidden], what its attention is computed from: None: the norm of x
         """
-        ops, eps, add_up = self._ops, self.spec.norm_eps, self._collective.all_reduce
-        if normed is None:
-            normed = ops.norm(x, self._layers[0].weights.attention_norm, eps)
-        step = LayerStep(
-            ops,
-            self._collective,
-            eps,
-            attention,
-            [rope.tables(positions, x.dtype) for rope in self._ropes],
-            self._shared(states, x.device) if states else None,
-        )
-        read = []
-        for layer in self._layers:
-            held = layer.weights
+        stretches = self.stretches(self.turns(positions, x.dtype))
+        return self.follow(stretches, stretches.begin(x, normed), attention, last, states)
+
+    def turns(self, positions: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        """Tables of each distinct rotary embedding for these positions [T]: see Rope.tables."""
+        return [rope.tables(positions, dtype) for rope in self._ropes]
+
+    def stretches(self, turns: Sequence[tuple[Tensor, Tensor]]) -> OwnStretches:
+        """What is computed of tokens whose positions have these tables, each by itself."""
+        step = LayerStep(self._ops, self._collective, self.spec.norm_eps, turns)
+        return OwnStretches(self._layers, step, self._group)
+
+    def follow(
+        self,
+        stretches: Stretches,
+        begun: Standing,
+        attention: Sequence[StepAttention],
+        last: LastTokens | None,
+        states: Sequence[StepStates],
+    ) -> Hidden:
+        """A step by its stretches, from behind the first one: between each two its tokens meet."""
+        meeting = Meeting(self._ops, attention, self._shared(states, begun.x.device) if states else None)
+        standing, read = begun, []
+        for number, layer in enumerate(self._layers, start=1):
             if layer.is_read:
-                read.append(x)
-            of_last = last if layer is self._layers[-1] else None
-            mixed = held.attention.mix(normed, layer.place, step, of_last)
-            if mixed is None:
-                return self._unread(x, read)
+                read.append(standing.x)
+            of_last = last if number == len(self._layers) else None
+            met = layer.weights.attention.meet(standing.meeting, layer.place, meeting, of_last)
+            if met is None:
+                return self._unread(standing.x, read)
             if of_last is not None:
-                x = x.index_select(0, of_last.tokens)
-            x, normed = ops.add_norm(x, add_up(mixed), held.after_attention, held.mlp_norm, eps)
-            added = add_up(held.mlp.compute(normed, ops, self._group))
-            x, normed = ops.add_norm(x, added, held.after_mlp, layer.next_norm, eps)
-        return _hidden(normed, x, read, None if step.shared is None else step.shared.undecided)
+                standing = standing.part(of_last.tokens)
+            standing = stretches.go_on(number, met, standing)
+        undecided = None if meeting.shared is None else meeting.shared.undecided
+        return _hidden(standing.meeting[0], standing.x, read, undecided)
 
     def _shared(self, states: Sequence[StepStates], device: torch.device) -> SharedStep | None:
         """What recurrent layers share; those of a model are of one kind."""
@@ -173,7 +171,7 @@ class Decoder:
         for layer in self._layers:
             self._compute_for_others(layer)
 
-    def _compute_for_others(self, layer: _Layer) -> None:
+    def _compute_for_others(self, layer: Layer) -> None:
         if self._group is not None:
             nothing = self._weights.embedding.new_empty((0, self.spec.hidden_size))
             layer.weights.mlp.accompany(nothing, self._ops, self._group)

@@ -16,7 +16,7 @@ from torch import Tensor
 from deltaserve.compute.attention.attention import StepStates
 from deltaserve.compute.layers.activations import sigmoid, silu, softplus
 from deltaserve.compute.layers.delta_rule import DeltaRun, DeltaRuns, DeltaTokens, joined, normalised
-from deltaserve.compute.layers.layer_kind import LastTokens, LayerStep, Place
+from deltaserve.compute.layers.layer_kind import LastTokens, LayerStep, Meeting, Place, Prepared
 from deltaserve.compute.layers.step_ops import StepOps
 from deltaserve.compute.weights.targets import Linear, TargetTable
 from deltaserve.model.code_plan import CodeRules
@@ -112,13 +112,34 @@ class DeltaWeights:
     def begin(self, states: Sequence[StepStates], device: torch.device) -> StepTokens:
         return StepTokens.of(self.spec, states, device)
 
-    def mix(self, x: Tensor, place: Place, step: LayerStep, last: LastTokens | None) -> Tensor | None:
-        """The states of all the step's requests move on."""
-        assert isinstance(step.shared, StepTokens)
-        out = mix_tokens(x, self, step.norm_eps, step.ops, step.shared, place.index)
+    def prepare(self, x: Tensor, place: Place, step: LayerStep) -> Prepared:
+        rows = self.inputs.product(x, step.ops)
+        return Prepared((rows,), (self._split(rows)[1],))
+
+    def meet(
+        self, tokens: tuple[Tensor, ...], place: Place, meeting: Meeting, last: LastTokens | None
+    ) -> Tensor | None:
+        """[N, Hv, V] float32; the states of all the step's requests move on."""
+        assert isinstance(meeting.shared, StepTokens)
+        channels, _, beta, decay = self._split(tokens[0])
+        read = _moved_on(channels, beta, decay, self, meeting.ops, meeting.shared, place.index)
         if last is None:
-            return out
-        return out.index_select(0, last.tokens) if last.attention else None
+            return read
+        return read.index_select(0, last.tokens) if last.attention else None
+
+    def room(self, num_tokens: int, like: Tensor) -> Tensor:
+        return like.new_zeros((num_tokens, self.spec.num_value_heads, self.spec.value_dim), dtype=torch.float32)
+
+    def finish(self, met: Tensor, waiting: tuple[Tensor, ...], step: LayerStep) -> Tensor:
+        gate = waiting[0]  # [N, Hv * V]
+        normed = functional.rms_norm(met, met.shape[-1:], self.norm.float(), step.norm_eps)
+        gated = normed * silu(gate.float().view(normed.shape))
+        return self.out.product(gated.flatten(1).to(gate.dtype), step.ops)
+
+    def _split(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """What the input map gives of each token: channels of the convolution, gates, beta, decay."""
+        heads, num_channels = self.spec.num_value_heads, sum(self.spec.channels)
+        return torch.split(rows, [num_channels, heads * self.spec.value_dim, heads, heads], -1)
 
 
 def allocate(table: TargetTable, spec: DeltaSpec, prefix: str) -> DeltaWeights:
@@ -135,14 +156,13 @@ def allocate(table: TargetTable, spec: DeltaSpec, prefix: str) -> DeltaWeights:
     )
 
 
-def mix_tokens(x: Tensor, weights: DeltaWeights, norm_eps: float, ops: StepOps, step: StepTokens, layer: int) -> Tensor:
-    """x [T, hidden] -> [T, hidden], a sum over the heads of `weights`; the states of the step's requests move on."""
+def _moved_on(
+    channels: Tensor, beta: Tensor, decay: Tensor, weights: DeltaWeights, ops: StepOps, step: StepTokens, layer: int
+) -> Tensor:
+    """channels [T, C], beta, decay [T, Hv] -> [T, Hv, V] float32: what tokens read of the states, which move on."""
     spec = weights.spec
-    heads, num_channels = spec.num_value_heads, sum(spec.channels)
-    rows = weights.inputs.product(x, ops)
-    channels, gate, beta, decay = torch.split(rows, [num_channels, heads * spec.value_dim, heads, heads], -1)
     q, k, v = torch.split(_convolved(channels, weights.kernel[:, 0].t(), spec, step, layer), list(spec.channels), -1)
-    per_key = (-1, spec.num_key_heads, heads // spec.num_key_heads)
+    per_key = (-1, spec.num_key_heads, spec.num_value_heads // spec.num_key_heads)
     log_decay = -weights.decay.exp() * softplus(decay.float() + weights.decay_bias)
     tokens = DeltaTokens(
         q=normalised(q.reshape(len(q), spec.num_key_heads, -1)) * spec.key_dim**-0.5,
@@ -151,10 +171,7 @@ def mix_tokens(x: Tensor, weights: DeltaWeights, norm_eps: float, ops: StepOps, 
         log_decay=log_decay.view(per_key),
         beta=sigmoid(beta.float()).view(per_key),
     )
-    out = _recurred(tokens, step, layer, ops).view(-1, heads, spec.value_dim)
-    normed = functional.rms_norm(out, out.shape[-1:], weights.norm.float(), norm_eps)
-    gated = normed * silu(gate.float().view(normed.shape))
-    return weights.out.product(gated.flatten(1).to(x.dtype), ops)
+    return _recurred(tokens, step, layer, ops).view(-1, spec.num_value_heads, spec.value_dim)
 
 
 def _convolved(channels: Tensor, kernel: Tensor, spec: DeltaSpec, step: StepTokens, layer: int) -> Tensor:

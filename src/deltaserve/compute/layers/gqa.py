@@ -11,7 +11,7 @@ from deltaserve.compute.collective.collective import Collective
 from deltaserve.compute.layers.activations import sigmoid
 from deltaserve.compute.layers.layer_kind import LayerStep
 from deltaserve.compute.layers.paged import PagedMixer, Projected
-from deltaserve.compute.layers.step_ops import HeadNorm, StepOps
+from deltaserve.compute.layers.step_ops import HeadNorm
 from deltaserve.compute.weights.targets import Linear, TargetTable
 from deltaserve.model.code_plan import CodeRules
 from deltaserve.model.layers.gqa import GqaSpec, QkNorm
@@ -43,12 +43,17 @@ class AttentionWeights(PagedMixer):
         qk = step.ops.turned(qk, norm, rope)
         return Projected(qk[:, :heads], (qk[:, heads:], v), gate if num_gates else None)
 
-    def attend(self, projected: Projected, attention: StepAttention, layer: int, ops: StepOps) -> Tensor:
-        q, _, gate = projected
-        out = attention.attend(layer, q, self.spec.softmax_scale, self.sinks)  # [N, Hq, D]
+    def attend(self, q: Tensor, attention: StepAttention, layer: int) -> Tensor:
+        return attention.attend(layer, q, self.spec.softmax_scale, self.sinks)
+
+    @property
+    def attended_shape(self) -> tuple[int, int]:
+        return self.spec.num_heads, self.spec.head_dim
+
+    def output(self, attended: Tensor, gate: Tensor | None, step: LayerStep) -> Tensor:
         if gate is not None:
-            out = out * sigmoid(gate)
-        return self.out.product(out.view(q.shape[0], self.spec.num_heads * self.spec.head_dim), ops)
+            attended = attended * sigmoid(gate)
+        return self.out.product(attended.flatten(1), step.ops)
 
 
 def _normalised(qk: Tensor, num_heads: int, eps: float, collective: Collective) -> Tensor:

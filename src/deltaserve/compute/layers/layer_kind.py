@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -52,19 +52,34 @@ class SharedStep(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerStep:
-    """What a step brings to its layers, and what they compute with."""
+    """What layers compute with of each of a step's tokens by itself."""
 
     ops: StepOps
     collective: Collective
     norm_eps: float
+    turns: Sequence[tuple[Tensor, Tensor]]  # cos, signed sin [T, 1, R] of each distinct rotary embedding
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where a step's tokens meet each other and those before them."""
+
+    ops: StepOps
     attention: Sequence[StepAttention]
     """Attention of all tokens, one per page group."""
-    turns: Sequence[tuple[Tensor, Tensor]]  # cos, signed sin [T, 1, R] of each distinct rotary embedding
     shared: SharedStep | None
 
 
+class Prepared(NamedTuple):
+    """What a mixer makes of each token by itself, before tokens meet."""
+
+    meeting: tuple[Tensor, ...]  # [T, ..] each: what `meet` reads
+    waiting: tuple[Tensor, ...] = ()  # [T, ..] each: what `finish` reads beside what came of the meeting
+
+
 class MixerWeights(Protocol):
-    """A layer's mixer on one rank."""
+    """A layer's mixer on one rank, in three parts: in the second alone it matters what else is in a step, and what
+    stands in pages and states. The others are functions of tensors, whose rows do not see each other."""
 
     def packed(self, rules: CodeRules) -> Self:
         """The same with its matrices laid out for products."""
@@ -74,9 +89,25 @@ class MixerWeights(Protocol):
         """What layers of this kind share in a step, made once; `states`: one per state group. None: nothing."""
         ...
 
-    def mix(self, x: Tensor, place: Place, step: LayerStep, last: LastTokens | None) -> Tensor | None:
-        """x [T, hidden] -> of `last`, or of all tokens, [N, hidden], this rank's part of a sum; what is kept of all T
-        is written. None: of no token."""
+    def prepare(self, x: Tensor, place: Place, step: LayerStep) -> Prepared:
+        """x [T, inputs * hidden], the layer's normed input"""
+        ...
+
+    def meet(
+        self, tokens: tuple[Tensor, ...], place: Place, meeting: Meeting, last: LastTokens | None
+    ) -> Tensor | None:
+        """`Prepared.meeting` -> of `last`, or of all tokens, [N, ..]; what is kept of all T is written. None: of no
+        token."""
+        ...
+
+    def room(self, num_tokens: int, like: Tensor) -> Tensor:
+        """Zeros, as `meet` gives for so many tokens where its input is in the type of `like`, on whose device they
+        are."""
+        ...
+
+    def finish(self, met: Tensor, waiting: tuple[Tensor, ...], step: LayerStep) -> Tensor:
+        """What came of the meeting [N, ..], and `Prepared.waiting` of those tokens -> [N, hidden], this rank's part of
+        a sum"""
         ...
 
 

@@ -13,7 +13,6 @@ from deltaserve.compute.layers.exact_rows import product_by_head
 from deltaserve.compute.layers.layer_kind import LayerStep
 from deltaserve.compute.layers.paged import PagedMixer, Projected
 from deltaserve.compute.layers.rope import halves_apart
-from deltaserve.compute.layers.step_ops import StepOps
 from deltaserve.compute.weights.targets import Linear, TargetTable
 from deltaserve.model.code_plan import CodeRules
 from deltaserve.model.layers.mla import MlaSpec
@@ -56,10 +55,17 @@ class MlaWeights(PagedMixer):
         into_latents = product_by_head(q[..., :still], self.keys)  # [T, Hq, Rkv]
         return Projected(torch.cat((into_latents, turned(q[..., still:])), -1), (kept,))
 
-    def attend(self, projected: Projected, attention: StepAttention, layer: int, ops: StepOps) -> Tensor:
-        latents = attention.attend(layer, projected.q, self.spec.softmax_scale)  # [N, Hq, Rkv]
-        out = product_by_head(latents, self.values.transpose(1, 2))  # [N, Hq, V]
-        return self.out.product(out.flatten(1), ops)
+    def attend(self, q: Tensor, attention: StepAttention, layer: int) -> Tensor:
+        return attention.attend(layer, q, self.spec.softmax_scale)
+
+    @property
+    def attended_shape(self) -> tuple[int, int]:
+        return self.spec.num_heads, self.spec.kv_rank
+
+    def output(self, attended: Tensor, gate: Tensor | None, step: LayerStep) -> Tensor:
+        """attended [N, Hq, Rkv]: latents"""
+        out = product_by_head(attended, self.values.transpose(1, 2))  # [N, Hq, V]
+        return self.out.product(out.flatten(1), step.ops)
 
 
 def allocate(table: TargetTable, spec: MlaSpec, prefix: str) -> MlaWeights:

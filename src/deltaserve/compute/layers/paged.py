@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.attention.attention import StepAttention, StepStates
-from deltaserve.compute.layers.layer_kind import LastTokens, LayerStep, Place
-from deltaserve.compute.layers.step_ops import StepOps
+from deltaserve.compute.layers.layer_kind import LastTokens, LayerStep, Meeting, Place, Prepared
 
 
 class Projected(NamedTuple):
@@ -18,11 +17,6 @@ class Projected(NamedTuple):
     q: Tensor  # [T, Hq, D]
     planes: tuple[Tensor, ...]  # [T, Hkv, D] each: what is kept
     gate: Tensor | None = None  # [T, Hq, D] of its output
-
-    def part(self, tokens: Tensor) -> "Projected":
-        """The projections of `tokens` [N], as far as they are not kept in pages."""
-        gate = None if self.gate is None else self.gate.index_select(0, tokens)
-        return Projected(self.q.index_select(0, tokens), (), gate)
 
 
 class PagedMixer(ABC):
@@ -35,17 +29,38 @@ class PagedMixer(ABC):
         """x [T, inputs * hidden], rope: cos, signed sin [T, 1, R] -> queries, and what is kept"""
 
     @abstractmethod
-    def attend(self, projected: Projected, attention: StepAttention, layer: int, ops: StepOps) -> Tensor:
-        """N tokens over the pages, after those of the layer were written -> [N, hidden], a sum over these heads"""
+    def attend(self, q: Tensor, attention: StepAttention, layer: int) -> Tensor:
+        """Queries [N, Hq, D] over the pages, after those of the layer were written -> [N, Hq, Dv]"""
+
+    @property
+    @abstractmethod
+    def attended_shape(self) -> tuple[int, int]:
+        """Hq, Dv"""
+
+    @abstractmethod
+    def output(self, attended: Tensor, gate: Tensor | None, step: LayerStep) -> Tensor:
+        """attended [N, Hq, Dv] -> [N, hidden], a sum over these heads"""
 
     def begin(self, states: Sequence[StepStates], device: torch.device) -> None:
         return None
 
-    def mix(self, x: Tensor, place: Place, step: LayerStep, last: LastTokens | None) -> Tensor | None:
-        projected, attention = self.project(x, step.turns[place.rope], step), step.attention
-        attention[place.group].write_kv(place.index, *projected.planes)
+    def prepare(self, x: Tensor, place: Place, step: LayerStep) -> Prepared:
+        q, planes, gate = self.project(x, step.turns[place.rope], step)
+        return Prepared((q, *planes), () if gate is None else (gate,))
+
+    def meet(
+        self, tokens: tuple[Tensor, ...], place: Place, meeting: Meeting, last: LastTokens | None
+    ) -> Tensor | None:
+        q, attention = tokens[0], meeting.attention
+        attention[place.group].write_kv(place.index, *tokens[1:])
         if last is not None:
-            projected, attention = projected.part(last.tokens), last.attention
-            if not attention:
+            if not last.attention:
                 return None
-        return self.attend(projected, attention[place.group], place.index, step.ops)
+            q, attention = q.index_select(0, last.tokens), last.attention
+        return self.attend(q, attention[place.group], place.index)
+
+    def room(self, num_tokens: int, like: Tensor) -> Tensor:
+        return like.new_zeros(num_tokens, *self.attended_shape)
+
+    def finish(self, met: Tensor, waiting: tuple[Tensor, ...], step: LayerStep) -> Tensor:
+        return self.output(met, waiting[0] if waiting else None, step)
