@@ -3,12 +3,11 @@ without a line of the code that made them.
 
 So whatever reaches a step by another way than the memory of the recorded tensors keeps the value that it had when it
 was recorded, as in a graph. Operations that wait for the device, or whose sizes depend on data, raise as they do in a
-capture. What a recording has made is spoiled when another one is replayed, as theirs may lie in the same memory. For a
-process in which Triton's kernels are interpreted.
+capture. What a recording allocated is overwritten before the next replay, as by other recordings from one pool.
 """
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -22,50 +21,52 @@ _REFUSED = frozenset(
     {"_local_scalar_dense", "nonzero", "masked_select", "bincount", "unique2", "lift_fresh", "repeat_interleave"}
 )
 """They read the device's memory, or bring numbers of the host into it."""
-_Memory = dict[int, torch.UntypedStorage]
-"""Where it begins |-> memory of tensors."""
 _Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
 
 
-class StepTape:
-    """A StepRecorder."""
+class TorchTape:
+    """A StepRecorder of torch's operations."""
 
     def __init__(self) -> None:
         self.num_recorded = 0
         self.num_replayed = 0
-        self._made: dict[int, _Memory] = {}
-        """Number of a recording |-> what it made."""
-        self._given: set[int] = set()
-        """Where memory begins that a recording found."""
+        self._overwritten: list[torch.UntypedStorage] = []
+        """What the last replay or recording allocated."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         calls: list[_Call] = []
-        with _kernels_recorded(calls), _Recording(calls):
+        with self._all_recorded(calls):
             run()
-        number = self.num_recorded
         self.num_recorded += 1
-        self._made[number] = self._made_by(calls)
+        own = _allocated(calls)
+        self._overwritten += own
 
         def replay() -> None:
             self.num_replayed += 1
-            self._spoil(number)
+            for storage in self._overwritten:
+                torch.empty(0, dtype=torch.uint8).set_(storage).fill_(0xFF)
             for call in calls:
                 _repeat(*call)
+            self._overwritten = own
 
         return replay
 
-    def _made_by(self, calls: list[_Call]) -> "_Memory":
-        made: _Memory = {}
-        for _, args, kwargs, found in calls:
-            self._given.update(_memory((args, kwargs)).keys() - made.keys())
-            made |= {start: memory for start, memory in _memory(found).items() if start not in self._given}
-        return made
+    def record_each(self, runs: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+        return [self.record(run) for run in runs]
 
-    def _spoil(self, replayed: int) -> None:
-        for number, made in self._made.items():
-            for start, memory in made.items():
-                if number != replayed and start not in self._given:
-                    torch.empty(0, dtype=torch.uint8).set_(memory).fill_(0xFF)  # NaN, or -1
+    @contextmanager
+    def _all_recorded(self, calls: list[_Call]) -> Iterator[None]:
+        with _Recording(calls):
+            yield
+
+
+class StepTape(TorchTape):
+    """And of Triton's kernels, for a process in which they are interpreted."""
+
+    @contextmanager
+    def _all_recorded(self, calls: list[_Call]) -> Iterator[None]:
+        with _kernels_recorded(calls), _Recording(calls):
+            yield
 
 
 class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -97,17 +98,26 @@ def _kernels_recorded(calls: list[_Call]) -> Iterator[None]:
         yield
 
 
+def _allocated(calls: Sequence[_Call]) -> list[torch.UntypedStorage]:
+    """What the recorded operations allocated."""
+    outside: set[int] = set()
+    own: dict[int, torch.UntypedStorage] = {}
+    for _, args, kwargs, found in calls:
+        outside.update(storage.data_ptr() for storage in _storages((args, kwargs)) if storage.data_ptr() not in own)
+        own |= {storage.data_ptr(): storage for storage in _storages(found) if storage.data_ptr() not in outside}
+    return list(own.values())
+
+
+def _storages(values: Any) -> list[torch.UntypedStorage]:
+    tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and not leaf.is_mkldnn]
+    return [tensor.untyped_storage() for tensor in tensors if tensor.numel()]
+
+
 def _repeat(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> None:
     """What comes of it stands where it stood, so that what was recorded behind it reads it there."""
     for kept, new in zip(tree_leaves(found), tree_leaves(func(*args, **kwargs)), strict=True):
         if isinstance(kept, Tensor) and kept.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
             kept.copy_(new)
-
-
-def _memory(found: Any) -> _Memory:
-    tensors = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return {storage.data_ptr(): storage for storage in storages if storage.nbytes()}
 
 
 def _is_mask(index: Tensor | None) -> bool:

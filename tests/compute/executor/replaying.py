@@ -142,6 +142,9 @@ class Repeating:
         run()
         return run
 
+    def record_each(self, runs: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+        return [self.record(run) for run in runs]
+
 
 class Outcome(NamedTuple):
     """What a schedule comes to."""

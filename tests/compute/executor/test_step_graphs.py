@@ -114,18 +114,18 @@ def test_replays_over_recurrent_states(process: KernelProcess, tiny_models: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "line"),
     [
-        ("llama", "its attention backend has no such steps"),
-        ("gemma3_text", "its attention backend has no such steps"),
-        ("qwen3_moe", "the rows of its experts are counted on the host"),
-        ("deepseek_v3", "the rows of its experts are counted on the host"),
-        ("qwen3_5_text", "its attention backend has no such steps"),
-        ("qwen3_next", "the rows of its experts are counted on the host"),
+        ("llama", "none of decode steps (its attention backend has no such steps)"),
+        ("gemma3_text", "none of decode steps (its attention backend has no such steps)"),
+        ("qwen3_moe", "none of this model's steps (the rows of its experts are counted on the host)"),
+        ("deepseek_v3", "none of this model's steps (the rows of its experts are counted on the host)"),
+        ("qwen3_5_text", "none of decode steps (its attention backend has no such steps)"),
+        ("qwen3_next", "none of this model's steps (the rows of its experts are counted on the host)"),
     ],
 )
 def test_a_line_says_why_steps_are_not_recorded(
-    tiny_models: Path, name: str, reason: str, caplog: pytest.LogCaptureFixture
+    tiny_models: Path, name: str, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Recording(Driver):
         graph_rows = 8
@@ -136,7 +136,7 @@ def test_a_line_says_why_steps_are_not_recorded(
     caplog.set_level(logging.INFO)
     Recording(tiny_models / name)
     lines = [record.message for record in caplog.records if record.message.startswith("CUDA graphs")]
-    assert lines == [f"CUDA graphs: none of this model's steps ({reason})"]
+    assert lines == [f"CUDA graphs: {line}"]
 
 
 def check_experts_cannot_be_recorded(folder: Path) -> None:

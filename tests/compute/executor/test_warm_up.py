@@ -10,12 +10,14 @@ from unittest.mock import patch
 import pytest
 
 from deltaserve.compute.executor import warm_up as warm_up_steps
+from deltaserve.compute.executor.recordable_models import token_buckets
 from deltaserve.compute.executor.recordings import bucket_of
 from deltaserve.compute.executor.warm_up import WarmUp, warm_up
 from deltaserve.control.sched.plan import ItemOutcome, ItemResult, StepPlan, StepResult
 from deltaserve.core.ids import RowId
-from tests.compute.attention.step_tape import StepTape
+from tests.compute.attention.step_tape import StepTape, TorchTape
 from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
+from tests.compute.executor.in_pieces import PieceDriver, PlainDriver, told
 from tests.compute.executor.replayed_drafts import MAX_TOKENS, RecordedGuesses, answers, verify_together
 from tests.compute.executor.replaying import EagerDriver, ReplayingDriver, decode_together, with_parts
 from tests.compute.executor.world import Driver, check_generation
@@ -28,6 +30,7 @@ SIZES = WarmUp(
     max_context_len=500,
     max_rows=40,
     graph_rows=36,
+    piece_tokens=None,
     is_decoding=True,
 )
 
@@ -95,6 +98,19 @@ def test_prompts_have_all_lengths_up_to_a_chunk() -> None:
     alone = [plan.items[0].q_len for plan in plans if len(plan.items) == 1]
     assert alone == [128, 16, 64, 32, 16]
     assert [len(plan.items) for plan in plans if len(plan.items) > 1] == [2]
+
+
+def test_prompts_have_all_numbers_of_tokens_that_are_recorded_in_pieces() -> None:
+    """The largest first, no longer than a chunk, behind those that are made in any case."""
+    sizes = replace(SIZES, is_decoding=False, chunk_len=1024, max_context_len=900, piece_tokens=2048)
+    alone = [plan.items[0].q_len for plan in collected(sizes) if len(plan.items) == 1]
+    assert alone[:8] == [900, 16, 512, 256, 128, 64, 32, 16]
+    assert alone[8:] == [length for length in token_buckets(2048) if length <= 900]
+
+
+def test_pieces_end_with_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deltaserve.compute.executor.warm_up.PIECES_BUDGET_S", 0.0)
+    assert len(collected(replace(SIZES, piece_tokens=128))) == len(collected(SIZES)) + 2  # a row opens, and closes
 
 
 def test_without_recording_one_decode_step_is_enough() -> None:
@@ -171,6 +187,22 @@ def check_first_guesses(folder: Path) -> None:
 @needs_triton
 def test_what_was_recorded_serves_the_first_guesses(process: KernelProcess, tiny_models: Path, tmp_path: Path) -> None:
     run_in(process, check_first_guesses, with_parts(tiny_models / "llama", tmp_path, (0,)))
+
+
+def test_pieces_that_were_recorded_serve_the_first_requests(tiny_models: Path) -> None:
+    """But for last stretches of other numbers of tokens, which are pieces of one layer."""
+    tape = TorchTape()
+    driver = PieceDriver(tiny_models / "llama", tape)
+    arenas = driver.executor.memory.kv.arenas
+    pools = tuple(min(arena.num_pages for arena in arenas) - 1 for _ in range(driver.cache.num_pools))
+    sizes = replace(
+        SIZES, num_pages=pools, split_tokens=driver.split_tokens, max_rows=4, graph_rows=4, piece_tokens=128
+    )
+    warm_up(lambda plan: driver.executor.launch(plan).wait(), sizes, lambda text: None)
+    num_warm = tape.num_recorded
+    assert num_warm == 4 * 3 + 2  # 128, 96, 64 and 32 tokens; ends of 64 and 32
+    assert told(driver).items == told(PlainDriver(tiny_models / "llama")).items
+    assert tape.num_recorded == num_warm + 1  # of 107 tokens all are read
 
 
 @needs_triton

@@ -68,6 +68,7 @@ class Driver:
     quantization: Quantization = "auto"
     rounding = Rounding.OF_QUERY
     graph_rows: int | None = None
+    piece_tokens: int | None = None
     least_likely = 0.0
     """Probability of all guesses at a row below which no further one is made."""
 
@@ -87,7 +88,8 @@ class Driver:
         pools = (num_pages + 1,) * cache_spec.num_pools
         sizes = ExecutorSizes(pools, max_rows=32, max_context_len=512, attention_backend=self.attention)
         sizes = replace(sizes, quantization=self.quantization, rounding=self.rounding)
-        sizes = replace(sizes, graph_rows=self.graph_rows, recorder=self.recorder, grammars=grammars_of(path))
+        sizes = replace(sizes, graph_rows=self.graph_rows, piece_tokens=self.piece_tokens, recorder=self.recorder)
+        sizes = replace(sizes, grammars=grammars_of(path))
 
         def load(collective: Collective) -> TorchExecutor:
             partners = Partners(collective, self.expert_group)

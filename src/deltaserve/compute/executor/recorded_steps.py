@@ -18,16 +18,14 @@ from deltaserve.compute.layers.draft_head import DraftHead
 _log = logging.getLogger(__name__)
 
 
-def why_not_recorded(decoder: Decoder, attention: AttentionBackend | FixedStepBackend) -> str | None:
-    """The reason in words for an operator; None: steps can be recorded."""
+def why_not_recorded(decoder: Decoder) -> str | None:
+    """The reason in words for an operator; None: what its layers compute can be recorded."""
     if decoder.shard.size > 1 or decoder.is_in_group:
         return "other workers or ranks take part in its steps"
     reason = why_not_recordable(decoder.spec)
     if reason is not None:
         return reason
-    if decoder.counts_on_host:
-        return "the rows of its experts are counted on the host"
-    return None if isinstance(attention, FixedStepBackend) else "its attention backend has no such steps"
+    return "the rows of its experts are counted on the host" if decoder.counts_on_host else None
 
 
 class RecordedSteps:
@@ -53,7 +51,7 @@ class RecordedSteps:
 
     def passes(self, head: DraftHead, group: int, others: Passes) -> Passes:
         """Passes of a head over pages of this group; `others`: compute those that are not recorded."""
-        reason = why_not_recorded(head.body, self._attention)
+        reason = why_not_recorded(head.body)
         if reason is not None:
             _log.info("CUDA graphs: none of the draft head's passes (%s)", reason)
             return others
@@ -71,9 +69,12 @@ def make_recorded_steps(
     """RecordedSteps of these parts. None: steps of this model, or on this device, are not recorded."""
     if recorder is None:
         return None
-    reason = why_not_recorded(decoder, attention)
-    if reason is not None or not isinstance(attention, FixedStepBackend):
+    reason = why_not_recorded(decoder)
+    if reason is not None:
         _log.info("CUDA graphs: none of this model's steps (%s)", reason)
+        return None
+    if not isinstance(attention, FixedStepBackend):
+        _log.info("CUDA graphs: none of decode steps (its attention backend has no such steps)")
         return None
     _log.info("CUDA graphs: of decode steps of up to %d rows, recorded when they come first", most[0])
     return RecordedSteps(decoder, attention, resident, most, recorder)

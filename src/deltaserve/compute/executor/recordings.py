@@ -1,7 +1,7 @@
 """What is recorded of an executor's steps, and that nothing more is where that failed once."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from deltaserve.compute.executor.step_recorder import StepRecorder
@@ -21,8 +21,10 @@ def bucket_of(count: int, most: int) -> int:
 class Recordings:
     """For one thread. Where a recording fails, whoever asked for one drops what it has of them."""
 
-    def __init__(self, recorder: StepRecorder) -> None:
+    def __init__(self, recorder: StepRecorder, none: str = "none") -> None:
+        """`none`: how the log calls that these are no more."""
         self._recorder = recorder
+        self._none = none
         self._has_failed = False
         self._num_recorded = 0
 
@@ -31,7 +33,7 @@ class Recordings:
         return self._has_failed
 
     def take_recorded(self) -> int:
-        """Steps recorded since this was asked last."""
+        """Recordings made since this was asked last."""
         found, self._num_recorded = self._num_recorded, 0
         return found
 
@@ -39,6 +41,11 @@ class Recordings:
         """See StepRecorder."""
         self._num_recorded += 1
         return self._recorder.record(run)
+
+    def record_each(self, runs: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+        """See StepRecorder."""
+        self._num_recorded += len(runs)
+        return self._recorder.record_each(runs)
 
     def prepared(self, what: str, prepare: Callable[[], _Prepared]) -> _Prepared | None:
         """What `prepare` returns, which may record. None: it failed, now or before, as the log says of `what`."""
@@ -48,6 +55,6 @@ class Recordings:
             return prepare()
         except Exception as problem:  # a driver's, a library's: any of them leaves steps as they are without graphs
             reason = f"{type(problem).__name__}: {problem}".partition("\n")[0]
-            _log.warning("CUDA graphs: none from now on; to record %s ends with %s", what, reason)
+            _log.warning("CUDA graphs: %s from now on; to record %s ends with %s", self._none, what, reason)
             self._has_failed = True
             return None

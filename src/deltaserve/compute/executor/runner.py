@@ -24,6 +24,7 @@ from deltaserve.compute.executor.recorded_steps import RecordedSteps, make_recor
 from deltaserve.compute.executor.resident_decode import ResidentDecode
 from deltaserve.compute.executor.resident_rows import ResidentRows
 from deltaserve.compute.executor.row_state import Row
+from deltaserve.compute.executor.step_pieces import StepPieces, make_step_pieces
 from deltaserve.compute.executor.step_recorder import StepRecorder, recorder_of
 from deltaserve.compute.executor.step_threads import StepThreads
 from deltaserve.compute.executor.unread_draws import UnreadRows
@@ -80,6 +81,8 @@ class ExecutorSizes:
     """Which matrices are codes; none are where the native library does not compute."""
     graph_rows: int | None = None
     """Rows of the largest decode step that is recorded and replayed; None: none is."""
+    piece_tokens: int | None = None
+    """Tokens of the largest other step that is recorded in pieces; None: none is. See `most_tokens`."""
     recorder: Callable[[torch.device], StepRecorder | None] = recorder_of
     """Makes what records them on a device; None: nothing can."""
     grammars: AnswerGrammars | None = None
@@ -144,10 +147,13 @@ class TorchExecutor:
         self._unread = UnreadRows(decoder, self._resident, device)
         self._clock = StepClock()
         self._recorded: RecordedSteps | None = None
+        self._pieces: StepPieces | None = None
         if sizes.graph_rows is not None:
             most = min(sizes.graph_rows, sizes.max_rows), sizes.graph_rows
             recorder = sizes.recorder(device)
             self._recorded = make_recorded_steps(decoder, self._attention, self._resident, most, recorder)
+            if sizes.piece_tokens is not None:
+                self._pieces = make_step_pieces(decoder, sizes.piece_tokens, recorder)
         self._guessing = None if head is None else self._drafter_of(head, sizes.max_rows)
         self._decode: ResidentDecode | None = None
         if self._recorded is not None and drafter is None and head is None:  # who guesses reads all that was drawn
@@ -192,6 +198,11 @@ class TorchExecutor:
         make_drafter = draft_algorithm(sizes.drafts).make_drafter
         drafter: Drafter | None = None if make_drafter is None else make_drafter()
         return cls(decoder, cache, sizes, where, native, drafter, head)
+
+    @property
+    def piece_tokens(self) -> int | None:
+        """Tokens of the largest step that is recorded in pieces; None: none is."""
+        return None if self._pieces is None else self._pieces.max_tokens
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -247,7 +258,7 @@ class TorchExecutor:
 
     def _has_recorded(self) -> bool:
         """Whether a step was recorded since this was asked last."""
-        return self._recorded is not None and self._recorded.recordings.take_recorded() > 0
+        return sum(part.recordings.take_recorded() for part in (self._recorded, self._pieces) if part is not None) > 0
 
     def _end_all(self) -> None:
         """Wait for what is under way: from then on rows know their tokens."""
@@ -345,7 +356,7 @@ class TorchExecutor:
             tokens = tokens.index_copy(0, self._tensor(inputs.unread.places), drawn)
         reads_all = self._head is not None and self._head.reads_all
         last = None if reads_all else self._last_tokens(inputs)
-        hidden = self._decoder.forward(tokens, positions, attention, last, states)
+        hidden = (self._pieces or self._decoder).forward(tokens, positions, attention, last, states)
         wanted = hidden.normed
         if len(wanted) != len(inputs.wanted.tokens):
             wanted = wanted.index_select(0, self._tensor(inputs.wanted.tokens))

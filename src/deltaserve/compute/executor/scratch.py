@@ -1,7 +1,12 @@
 """How much memory a step takes beside weights and pages, at most. No torch: the launcher asks first."""
 
 from deltaserve.compute.attention.registry import attention_kinds
-from deltaserve.compute.executor.recordable_models import why_not_recordable
+from deltaserve.compute.executor.recordable_models import (
+    most_tokens,
+    token_buckets,
+    why_no_pieces,
+    why_not_recordable,
+)
 from deltaserve.compute.executor.row_rules import BIAS_WIDTH, MOST_BIASES
 from deltaserve.model.layers.layer_spec import StepLens
 from deltaserve.model.model_spec import DraftSpec, ModelSpec
@@ -11,6 +16,8 @@ LOGPROB_POSITIONS = 64
 """Prompt positions whose logits [n, V] exist at once."""
 _FLOAT = _COUNT = 4
 _WORD = 8
+_PIECE_BYTES = 100 << 10
+"""What CUDA keeps of a graph of about ten kernels (reckoned)."""
 _LOGIT_COPIES = 5
 """Logits, their scaled form, probabilities, and what a rule makes of them."""
 
@@ -18,8 +25,10 @@ _LOGIT_COPIES = 5
 def scratch_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     """An upper bound; the real peak is less, since not all of it is needed at the same time."""
     tokens = sizes.step_len + sizes.max_rows
-    own = _activations(spec, tokens) + _logits(spec, sizes) + attention_bytes(spec, sizes) + _recorded(spec, sizes)
+    own = _activations(spec, tokens) + _logits(spec, sizes) + attention_bytes(spec, sizes)
     own += _adjustments(spec, sizes)
+    if sizes.device != "cpu" and why_not_recordable(spec) is None:
+        own += _recorded(spec, sizes) + (pieces_bytes(spec, sizes) if why_no_pieces(spec) is None else 0)
     own += max(layer.mixer.scratch_floats(StepLens(tokens, sizes.max_rows)) for layer in spec.layers) * _FLOAT
     return own if spec.draft is None else own + _draft(spec, spec.draft, sizes)
 
@@ -40,8 +49,6 @@ def _recorded(spec: ModelSpec, sizes: StepSizes) -> int:
     """Bytes of recorded steps (recorded_steps.py): the activations of the largest, which lie apart, scaled logits, and
     partial results, for which there is room for a power of two, while smaller steps keep what they had before: each
     doubles."""
-    if sizes.device == "cpu" or why_not_recordable(spec) is not None:
-        return 0
     results = sizes.max_rows * (sizes.context_len // sizes.split_tokens + 2)
     floats = sizes.max_rows * spec.vocab_size + 4 * results * spec.num_heads * (spec.head_dim + 1)
     floats += max(layer.mixer.scratch_floats(StepLens(sizes.max_rows, sizes.max_rows)) for layer in spec.layers)
@@ -52,6 +59,15 @@ def _adjustments(spec: ModelSpec, sizes: StepSizes) -> int:
     """Bytes that a GPU keeps of rows to change their logits (resident_adjustments.py)."""
     num_lines = 0 if sizes.device == "cpu" else sizes.max_rows + 1
     return num_lines * (spec.vocab_size * _COUNT + MOST_BIASES * BIAS_WIDTH * _WORD)
+
+
+def pieces_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
+    """Bytes of steps that are recorded in pieces (step_pieces.py): activations of the largest, what stands between
+    pieces, which is less, and the recordings."""
+    tokens = most_tokens(spec, sizes.step_len + sizes.max_rows)
+    mixer = max(layer.mixer.scratch_floats(StepLens(tokens, 1)) for layer in spec.layers) * _FLOAT
+    num_pieces = len(token_buckets(tokens)) * (len(spec.layers) + 1)
+    return 2 * _activations(spec, tokens) + mixer + num_pieces * _PIECE_BYTES
 
 
 def _logits(spec: ModelSpec, sizes: StepSizes) -> int:

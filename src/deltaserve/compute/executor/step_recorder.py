@@ -5,7 +5,8 @@ Python than to compute. A graph is one launch for all of them (as in vLLM, SGLan
 """
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -24,6 +25,10 @@ class StepRecorder(Protocol):
         """
         ...
 
+    def record_each(self, runs: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+        """As `record`, of each by itself: what one reads of another lies in memory that was there before."""
+        ...
+
 
 class GraphRecorder:
     """Recording by CUDA graphs. What one leaves is valid until any of them is replayed: their intermediate tensors lie
@@ -36,28 +41,40 @@ class GraphRecorder:
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """Waits for the device, as memory is given back to it before a capture."""
+        return self.record_each((run,))[0]
+
+    def record_each(self, runs: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+        """Waits for the device once."""
         calling = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(calling)
         try:
-            with torch.cuda.stream(self._stream):  # a capture that fails leaves its own such context open
-                run()  # compiles and loads kernels, and libraries take their memory: a capture may do neither
-                graph = torch.cuda.CUDAGraph()
-                self._capture(graph, run)
-        finally:  # what follows stands behind what `run` did, also where the capture failed
+            with torch.cuda.stream(self._stream):
+                for run in runs:  # compiles and loads kernels, libraries take their memory: a capture may do neither
+                    run()
+                torch.cuda.synchronize(self._device)
+                torch.cuda.empty_cache()
+                return [self._capture(run) for run in runs]
+        finally:  # what follows stands behind what was run, also where a capture failed
             calling.wait_stream(self._stream)
-        return graph.replay
 
-    def _capture(self, graph: torch.cuda.CUDAGraph, run: Callable[[], None]) -> None:
+    def _capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Other threads wait for events and copy pages meanwhile: what they ask of CUDA must not end the capture. Nor
         may Python's collector: a graph that it frees in this thread meanwhile is such a call."""
-        collects = gc.isenabled()
+        graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
         gc.disable()
         try:
-            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
                 run()
+            except Exception:
+                with suppress(Exception):  # it says no more than that something went wrong before
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         finally:
             if collects:
                 gc.enable()
+        return graph.replay
 
 
 def recorder_of(device: torch.device) -> StepRecorder | None:

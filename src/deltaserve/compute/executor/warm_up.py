@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from deltaserve.compute.executor.recordable_models import token_buckets
 from deltaserve.compute.executor.recordings import bucket_of
 from deltaserve.control.sched.plan import (
     ItemOutcome,
@@ -42,8 +43,9 @@ _ADJUSTED = SamplingParams(max_tokens=1, seed=0, temperature=0.7, top_p=0.9, fre
 """Its logits are changed before a draw, which is a kernel of its own."""
 _OF_HOST = SamplingParams(max_tokens=1, seed=0, temperature=0.0, logprobs=0)
 """The host draws by it. The work lists of such steps are made by kernels of their own, one for each power of two."""
+PIECES_BUDGET_S = 4.0
 DECODE_BUDGET_S = 8.0
-"""No further decode step is made after that: what is not recorded by then is recorded when it comes first."""
+"""No further step of the kind is made to be recorded after that: what is left is recorded when it comes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class WarmUp:
     max_rows: int
     graph_rows: int | None
     """Rows of the largest decode step that is recorded; None: none is."""
+    piece_tokens: int | None
+    """Tokens of the largest other step that is recorded in pieces; None: none is."""
     is_decoding: bool
     """Whether it decodes: a prefill worker does not."""
     num_drafts: int = 0
@@ -72,6 +76,9 @@ def warm_up(compute: Callable[[StepPlan], StepResult], sizes: WarmUp, report: Ca
     steps = _Steps(compute, sizes)
     report("compiling kernels")
     steps.prompts()
+    if sizes.piece_tokens is not None:
+        report(f"recording steps of up to {sizes.piece_tokens} tokens in pieces")
+        steps.pieces(sizes.piece_tokens, time.monotonic() + PIECES_BUDGET_S)
     num_made = 0
     kinds = _decode_kinds(sizes)
     if kinds:
@@ -113,11 +120,12 @@ class _Steps:
     def __init__(self, compute: Callable[[StepPlan], StepResult], sizes: WarmUp) -> None:
         self._compute = compute
         self._sizes = sizes
+        self._longest = min(sizes.chunk_len, sizes.max_context_len)
         self._num_steps = 0
 
     def prompts(self) -> None:
         """Chunks of all lengths; one behind a prefix, and one beside rows that decode."""
-        longest = min(self._sizes.chunk_len, self._sizes.max_context_len)
+        longest = self._longest
         lengths = [longest]
         while lengths[-1] > _SHORTEST:
             lengths.append(1 << ((lengths[-1] - 1).bit_length() - 1))
@@ -133,6 +141,16 @@ class _Steps:
         beside = [_decode(row, length - 1, 1) for row in range(1, num_rows)]
         self._step([*beside, _prompt(0, 0, length)])
         self._close(num_rows)
+
+    def pieces(self, most: int, end_at: float) -> None:
+        """Prompts of each number of tokens that is recorded."""
+        lengths = [length for length in token_buckets(most) if length <= self._longest]
+        self._open(1, self._longest, _RULES[0])
+        for length in lengths:
+            if time.monotonic() >= end_at:
+                break
+            self._step([_prompt(0, 0, length)])
+        self._close(1)
 
     def decodes(self, kinds: Sequence[tuple[int, SamplingParams]], end_at: float) -> int:
         """A step of each kind: of as many rows as there may be, which verify guesses where those are fewer, and guess.

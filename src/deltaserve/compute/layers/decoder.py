@@ -79,6 +79,10 @@ class Decoder:
         return self._collective
 
     @property
+    def device(self) -> torch.device:
+        return self._weights.embedding.device
+
+    @property
     def is_in_group(self) -> bool:
         """Whether other workers take part in its steps."""
         return self._group is not None

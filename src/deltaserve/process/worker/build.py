@@ -16,6 +16,7 @@ from deltaserve.compute.collective.expert_group import ExpertMesh, Partners
 from deltaserve.compute.collective.nccl import NcclCollective
 from deltaserve.compute.collective.net_experts import NetExpertMesh
 from deltaserve.compute.collective.net_meeting import NetMeeting
+from deltaserve.compute.executor.recordable_models import most_tokens
 from deltaserve.compute.executor.runner import ExecutorSizes, TorchExecutor
 from deltaserve.compute.executor.warm_up import WarmUp, warm_up
 from deltaserve.compute.memory.cache_file import CacheFile
@@ -100,7 +101,7 @@ def build_worker(
     computes_beside = torch.device(spec.device).type == "cuda" and ranks is None and mesh is None
     launcher = executor if computes_beside else None
     if launcher is not None:
-        warm_up(lambda plan: launcher.launch(plan).wait(), _warm_up_of(spec), progress)
+        warm_up(lambda plan: launcher.launch(plan).wait(), _warm_up_of(spec, launcher.piece_tokens), progress)
     ahead = GrammarsAhead(grammars.compile)
     return WorkerParts(make_instance(config), several or executor, open_plane, member, launcher, ahead)
 
@@ -185,6 +186,7 @@ def _load(
         attention_backend=spec.attention_backend,
         rounding=spec.rounding,
         graph_rows=spec.graph_rows,
+        piece_tokens=most_tokens(model, spec.options.sched.step_len + spec.max_running_requests),
         sharing=transport_kind(spec.transport).sharing,
         drafts=spec.drafts,
         quantization=spec.quantization,
@@ -194,7 +196,7 @@ def _load(
     return TorchExecutor.load(path, model, cache, sizes, device, spec.dtype, partners)
 
 
-def _warm_up_of(spec: WorkerSpec) -> WarmUp:
+def _warm_up_of(spec: WorkerSpec, piece_tokens: int | None) -> WarmUp:
     return WarmUp(
         num_pages=spec.num_pages,
         page_size=spec.page_size,
@@ -203,6 +205,7 @@ def _warm_up_of(spec: WorkerSpec) -> WarmUp:
         max_context_len=spec.max_context_len,
         max_rows=spec.max_running_requests,
         graph_rows=spec.graph_rows,
+        piece_tokens=piece_tokens,
         is_decoding=spec.role is not Role.PREFILL,
         num_drafts=spec.options.sched.max_drafts,
     )

@@ -1,0 +1,254 @@
+"""Steps with prompts in recorded pieces, on a CPU: whole models against the same steps without, to the bit."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from deltaserve.compute.executor.recordable_models import most_tokens, token_bucket, token_buckets
+from deltaserve.compute.executor.scratch import pieces_bytes
+from deltaserve.compute.layers.step_ops import TorchOps
+from deltaserve.model.checkpoint_config import load_spec
+from deltaserve.settings.resolve import StepSizes
+from tests.cells import cells
+from tests.compute.attention.step_tape import StepTape, TorchTape
+from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
+from tests.compute.executor.in_pieces import PieceDriver, PlainDriver, assert_same, told, triton_ops
+from tests.compute.executor.replaying import with_parts
+from tests.compute.executor.test_launched import RULES, LaunchingDriver, outputs, rules
+from tests.compute.executor.world import extend, random_tokens
+from tests.fixtures.families import FAMILIES
+
+
+def pieces_of(driver: PieceDriver) -> Any:
+    return driver.executor._pieces
+
+
+@pytest.mark.parametrize(
+    ("name",), cells([(name,) for name in FAMILIES], lambda name: name in ("qwen3", "minimax_m2", "qwen3_5_moe"))
+)
+def test_steps_in_pieces_compute_what_they_do_without(tiny_models: Path, name: str) -> None:
+    """Log-probabilities of all tokens, and bytes of all pages and states. What a replay leaves for another does not
+    lie where a third one computes."""
+    tape = TorchTape()
+    driver = PieceDriver(tiny_models / name, tape)
+    assert_same(told(driver), told(PlainDriver(tiny_models / name)))
+    assert not pieces_of(driver).recordings.has_failed
+    assert tape.num_replayed > tape.num_recorded > 0
+
+
+class LaunchingPlain(LaunchingDriver, PlainDriver):
+    """Launches steps ahead."""
+
+    def __init__(self, path: Path) -> None:
+        self.launched = []
+        PlainDriver.__init__(self, path)
+
+
+class LaunchingPieces(LaunchingDriver, PieceDriver):
+    """And in pieces."""
+
+    def __init__(self, path: Path, recorder: TorchTape) -> None:
+        self.launched = []
+        PieceDriver.__init__(self, path, recorder)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_pieces_are_launched_ahead(tiny_models: Path, name: str) -> None:
+    """Beside rows whose tokens nobody has read yet."""
+    sampling, tape = [rules(seed, **changes) for seed, changes in enumerate(RULES.values())], TorchTape()
+    want = outputs(LaunchingPlain(tiny_models / name), sampling)
+    assert outputs(LaunchingPieces(tiny_models / name, tape), sampling) == want
+    assert tape.num_replayed > tape.num_recorded > 0
+
+
+def test_a_step_that_records_says_that_its_time_is_not_typical(tiny_models: Path) -> None:
+    driver = PieceDriver(tiny_models / "llama", TorchTape())
+    prompt = random_tokens(100, 1)
+    driver.open(0, prompt)
+    ends = (0, 40, 80, 81, 90, 100)
+    results = [driver.step([extend(0, prompt, start, end)]) for start, end in pairwise(ends)]
+    assert [result.is_typical for result in results] == [False, True, False, True, True]
+
+
+def test_what_a_recording_allocated_is_gone_when_another_is_replayed() -> None:
+    """So that tests see what a piece leaves in memory that another one uses."""
+    tape, numbers, found = TorchTape(), torch.arange(3.0), []
+    kept = torch.zeros(3)
+    first = tape.record(lambda: found.append(numbers * 2))
+    second = tape.record(partial(_put_next, numbers, kept))
+    numbers += 1
+    first()
+    assert found[0].tolist() == [2, 4, 6]
+    second()
+    assert found[0].isnan().all()
+    assert kept.tolist() == [2, 3, 4]
+    assert numbers.tolist() == [1, 2, 3]
+
+
+def _put_next(numbers: Tensor, kept: Tensor) -> None:
+    kept.copy_(numbers + 1)
+
+
+# ---------------------------------------------------------------- which steps
+
+
+def test_numbers_of_tokens() -> None:
+    most = token_bucket(2048)
+    buckets = [token_bucket(number) for number in range(1, most + 1)]
+    assert sorted(set(buckets), reverse=True) == token_buckets(most)
+    assert most == 2048
+    assert len(token_buckets(most)) == 32
+    for number, bucket in enumerate(buckets, 1):
+        assert 0 <= bucket - number < 32 or bucket - number <= number / 8
+        assert token_bucket(bucket) == bucket
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "qwen3_next"])
+def test_a_large_model_has_no_long_steps_in_pieces(tiny_models: Path, name: str) -> None:
+    spec = load_spec(tiny_models / name)
+    assert most_tokens(spec, 100_000) == 2048
+    assert most_tokens(spec, 300) == 320
+    wide = replace(spec, hidden_size=1 << 17)
+    assert most_tokens(wide, 100_000) in range(32, 2048, 32)
+    assert most_tokens(replace(spec, hidden_size=1 << 34), 100_000) == 32
+
+
+class Uncounted(PieceDriver):
+    """Counts the rows of experts on the host."""
+
+    make_ops = staticmethod(lambda *_: TorchOps())
+
+
+def test_experts_counted_on_the_host_are_no_pieces(tiny_models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    driver = Uncounted(tiny_models / "qwen3_moe", TorchTape())
+    assert driver.executor.piece_tokens is None
+    lines = [record.message for record in caplog.records if record.message.startswith("CUDA graphs")]
+    assert lines == ["CUDA graphs: none of this model's steps (the rows of its experts are counted on the host)"]
+
+
+def test_a_line_says_what_is_recorded(tiny_models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    driver = PieceDriver(tiny_models / "llama", TorchTape())
+    assert driver.executor.piece_tokens == 128
+    lines = [record.message for record in caplog.records if record.message.startswith("CUDA graphs")]
+    assert lines == [
+        "CUDA graphs: none of decode steps (its attention backend has no such steps)",
+        "CUDA graphs: of all other steps of up to 128 tokens, in pieces between attention",
+    ]
+
+
+# ---------------------------------------------------------------- what fails
+
+
+class Failing(TorchTape):
+    """The recording of this number ends with an error, behind what it computed."""
+
+    def __init__(self, number: int) -> None:
+        TorchTape.__init__(self)
+        self._number = number
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        replay = TorchTape.record(self, run)
+        if self.num_recorded == self._number:
+            raise RuntimeError("operation not permitted when stream is capturing\nand a page more")
+        return replay
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 6])
+def test_where_a_recording_fails_steps_go_on_without(
+    tiny_models: Path, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first of all, one in the middle, a last stretch, and one in a later step."""
+    tape = Failing(number)
+    driver = PieceDriver(tiny_models / "llama", tape)
+    assert_same(told(driver), told(PlainDriver(tiny_models / "llama")))
+    assert tape.num_recorded == number
+    pieces = pieces_of(driver)
+    assert not (pieces._layout or pieces._begun or pieces._ended)
+    warnings = [record.message for record in caplog.records if record.message.startswith("CUDA graphs")]
+    assert warnings == [
+        f"CUDA graphs: no pieces from now on; to record {96 if number < 4 else 64} tokens ends with "
+        "RuntimeError: operation not permitted when stream is capturing"
+    ]
+
+
+def test_buffers_that_cannot_be_had_leave_steps_as_they_are(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = PieceDriver(tiny_models / "llama", TorchTape())
+    monkeypatch.setattr(pieces_of(driver), "_laid_out", lambda: [][1])
+    assert_same(told(driver), told(PlainDriver(tiny_models / "llama")))
+    assert caplog.text.count("no pieces from now on") == 1
+
+
+# ---------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.inference_mode()
+def test_buffers_take_no_more_than_is_counted(tiny_models: Path, name: str) -> None:
+    """What stands between pieces, once for all layers and numbers of tokens."""
+    driver = PieceDriver(tiny_models / name, TorchTape())
+    whole = pieces_of(driver)._laid_out().whole
+    tensors = [whole.ids, *whole.mets, *(part for turn in whole.turns for part in turn)]
+    tensors += [part for x, meeting, waiting in whole.standings for part in (x, *meeting, *waiting)]
+    taken = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
+    sizes = StepSizes("cuda", max_rows=28, step_len=100, context_len=512, split_tokens=32, page_size=16)
+    counted = pieces_bytes(driver.executor._decoder.spec, sizes)
+    assert 0 < sum(taken.values()) <= counted - 5 * (driver.executor._decoder.spec.num_layers) * (100 << 10)
+
+
+# ---------------------------------------------------------------- by Triton's kernels
+
+
+class TritonPlain(PlainDriver):
+    attention = "triton"
+    make_ops = staticmethod(triton_ops)
+
+
+class TritonPieces(PieceDriver):
+    """Decode steps are recorded, too."""
+
+    attention = "triton"
+    make_ops = staticmethod(triton_ops)
+    piece_tokens = 64
+
+
+def check_kernels(folder: Path) -> None:
+    tape = StepTape()
+    driver = TritonPieces(folder, tape)
+    assert steps_of_kernels(driver) == steps_of_kernels(TritonPlain(folder))
+    assert tape.num_replayed > tape.num_recorded > 0
+    assert not pieces_of(driver).recordings.has_failed
+
+
+def steps_of_kernels(driver: PlainDriver) -> Sequence[object]:
+    """Chunks, mixed steps and decode steps in turn, as many experts' rows in each that blocks are as tall."""
+    prompts, items = [random_tokens(length, length) for length in (37, 20)], []
+    for row, prompt in enumerate(prompts):
+        driver.open(row, prompt)
+    items.append(driver.step([extend(0, prompts[0], 0, 30)]).items)
+    items.append(driver.step([extend(0, prompts[0], 30, 37)]).items)
+    items.append(driver.step([driver.decode(0, 37), extend(1, prompts[1], 0, 20)]).items)
+    items.append(driver.step([driver.decode(0, 38), driver.decode(1, 20)]).items)
+    items.append(driver.step([driver.decode(0, 39), driver.decode(1, 21)]).items)
+    return items
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    cells([("llama", (0, 1)), ("qwen3_moe", (0, 1)), ("gpt_oss", (0, 1))], lambda name, _: name == "gpt_oss"),
+)
+def test_pieces_by_kernels(process: KernelProcess, tiny_models: Path, tmp_path: Path, name: str, layers: Any) -> None:
+    """Of experts all at once, too. Between decode steps that are recorded whole, from the same memory."""
+    run_in(process, check_kernels, with_parts(tiny_models / name, tmp_path, layers))
