@@ -51,9 +51,9 @@ def torch_ops(*_: object) -> StepOps:
     return ops
 
 
-def triton_ops(*_: object) -> StepOps:
-    """Of a process in which kernels are interpreted."""
-    return opened("cpu")
+def triton_ops_of(device: str) -> MakeOps:
+    """Operators by Triton's kernels, on the CPU of a process in which they are interpreted."""
+    return staticmethod(lambda *_: opened(device))
 
 
 class PlainDriver(Driver):

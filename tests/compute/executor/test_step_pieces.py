@@ -20,7 +20,7 @@ from deltaserve.settings.resolve import StepSizes
 from tests.cells import cells
 from tests.compute.attention.step_tape import StepTape, TorchTape
 from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
-from tests.compute.executor.in_pieces import PieceDriver, PlainDriver, assert_same, told, triton_ops
+from tests.compute.executor.in_pieces import PieceDriver, PlainDriver, assert_same, told, triton_ops_of
 from tests.compute.executor.replaying import with_parts
 from tests.compute.executor.test_launched import RULES, LaunchingDriver, outputs, rules
 from tests.compute.executor.world import extend, random_tokens
@@ -212,14 +212,14 @@ def test_buffers_take_no_more_than_is_counted(tiny_models: Path, name: str) -> N
 
 class TritonPlain(PlainDriver):
     attention = "triton"
-    make_ops = staticmethod(triton_ops)
+    make_ops = triton_ops_of("cpu")
 
 
 class TritonPieces(PieceDriver):
     """Decode steps are recorded, too."""
 
     attention = "triton"
-    make_ops = staticmethod(triton_ops)
+    make_ops = triton_ops_of("cpu")
     piece_tokens = 64
 
 
