@@ -47,6 +47,7 @@ LIMITS_S = {
     "tests": 200.0,
     "agents": 150.0,
     "attention": 90.0,
+    "unrecorded": 60.0,
     "big": 90.0,
 }
 """Longest time of each part on a GPU, the most valuable ones first, as they run; more where the budget is more than

@@ -35,7 +35,13 @@ from deltaserve.process.worker.launch_thread import LaunchThread
 from deltaserve.process.worker.step_thread import StepThread
 from deltaserve.process.worker.transfer_thread import Reports
 from deltaserve.process.worker.worker_spec import read_secret
-from deltaserve.settings.config import DisaggregationSettings, MemorySettings, ModelSettings, Settings
+from deltaserve.settings.config import (
+    DisaggregationSettings,
+    MemorySettings,
+    ModelSettings,
+    SchedulingSettings,
+    Settings,
+)
 from deltaserve.settings.resolve import Device
 
 _BOOT, _FRONT_BOOT = Boot(2), 1
@@ -45,6 +51,7 @@ _MOST_WAIT_S = 0.2
 _STOP_WAIT_S = 10.0
 _REMAINING_MS = 600_000
 TEMPERATURE = 0.6
+_USUAL = SchedulingSettings()
 
 
 class EngineFailed(DeltaserveError):
@@ -168,12 +175,18 @@ class OwnEngine:
     """The worker. Close it."""
 
     def __init__(
-        self, model: Path, device: Device, context_len: int, scratch: Path, say: Callable[[str], None]
+        self,
+        model: Path,
+        device: Device,
+        context_len: int,
+        scratch: Path,
+        say: Callable[[str], None],
+        scheduling: SchedulingSettings = _USUAL,
     ) -> None:
         secret = scratch / "secret"
         secret.touch(mode=0o600)
         secret.write_text("benchmark " * 5)
-        settings = _settings(model, device, context_len)
+        settings = _settings(model, device, context_len, scheduling)
         prepared = prepare(settings)
         resolved = prepared.resolved[Role.UNIFIED]
         spec = worker_spec("unified-0", Role.UNIFIED, settings, prepared.checkpoint, resolved, secret)
@@ -292,9 +305,10 @@ def _frame(body: Message, to: Boot | None) -> FrameIn:
     return FrameIn(Envelope(src=PeerName(_FRONT), src_boot=_FRONT_BOOT, dst_boot=to, body=body))
 
 
-def _settings(model: Path, device: Device, context_len: int) -> Settings:
+def _settings(model: Path, device: Device, context_len: int, scheduling: SchedulingSettings) -> Settings:
     return Settings(
         model=ModelSettings(model_path=str(model), device=device, context_length=context_len),
         memory=MemorySettings(mem_fraction_static=0.8 if device == "cuda" else 0.1),
         disaggregation=DisaggregationSettings(disaggregation_mode="null"),
+        scheduling=scheduling,
     )
