@@ -438,7 +438,7 @@ class SchedulingSettings(Group):
         "; ".join(
             (
                 "on a GPU: ask for each kernel of each step; otherwise decode steps are recorded once for each of a "
-                "few numbers of requests, and replayed (on one rank)",
+                "few numbers of requests, others in pieces between attention, and replayed (on one rank)",
                 *branch_help(ATTENTION, "disable_cuda_graph"),
             )
         ),

@@ -88,7 +88,7 @@ class Told(NamedTuple):
     """What a schedule comes to."""
 
     items: list[tuple[ItemResult, ...]]
-    """Of each step: tokens with all log-probabilities, those of prompts, too."""
+    """Results of each step: tokens with all log-probabilities, those of prompts, too."""
     pages: list[Tensor]
     """Bytes of each arena."""
 

@@ -250,5 +250,5 @@ def steps_of_kernels(driver: PlainDriver) -> Sequence[object]:
     cells([("llama", (0, 1)), ("qwen3_moe", (0, 1)), ("gpt_oss", (0, 1))], lambda name, _: name == "gpt_oss"),
 )
 def test_pieces_by_kernels(process: KernelProcess, tiny_models: Path, tmp_path: Path, name: str, layers: Any) -> None:
-    """Of experts all at once, too. Between decode steps that are recorded whole, from the same memory."""
+    """Experts all at once are in them, too. Decode steps between them are recorded whole, from the same memory."""
     run_in(process, check_kernels, with_parts(tiny_models / name, tmp_path, layers))
