@@ -40,7 +40,7 @@ def token_buckets(most: int) -> list[int]:
     return sorted({token_bucket(number) for number in range(1, most + 1)}, reverse=True)
 
 
-def most_tokens(spec: ModelSpec, step_len: int) -> int:
+def most_piece_tokens(spec: ModelSpec, step_len: int) -> int:
     """Tokens of the largest step whose pieces are worth recording: no more than steps have, and behind it the card is
     busy for longer than the host, so that what is computed in vain would make it late."""
     heads = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim

@@ -82,7 +82,7 @@ class ExecutorSizes:
     graph_rows: int | None = None
     """Rows of the largest decode step that is recorded and replayed; None: none is."""
     piece_tokens: int | None = None
-    """Tokens of the largest other step that is recorded in pieces; None: none is. See `most_tokens`."""
+    """Tokens of the largest other step that is recorded in pieces; None: none is. See `most_piece_tokens`."""
     recorder: Callable[[torch.device], StepRecorder | None] = recorder_of
     """Makes what records them on a device; None: nothing can."""
     grammars: AnswerGrammars | None = None

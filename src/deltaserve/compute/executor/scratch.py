@@ -2,7 +2,7 @@
 
 from deltaserve.compute.attention.registry import attention_kinds
 from deltaserve.compute.executor.recordable_models import (
-    most_tokens,
+    most_piece_tokens,
     token_buckets,
     why_no_pieces,
     why_not_recordable,
@@ -40,9 +40,14 @@ def attention_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
 
 def _activations(spec: ModelSpec, num_tokens: int) -> int:
     """Bytes in float32 of residual stream, projections and the widest hidden layer, for all tokens of a step."""
-    heads = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     inner = max(layer.mlp.scratch_floats(spec.hidden_size) for layer in spec.layers)
-    return num_tokens * (4 * spec.hidden_size + 2 * heads + inner) * _FLOAT
+    return _projections(spec, num_tokens) + num_tokens * inner * _FLOAT
+
+
+def _projections(spec: ModelSpec, num_tokens: int) -> int:
+    """Bytes of the residual stream and projections among those."""
+    heads = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    return num_tokens * (4 * spec.hidden_size + 2 * heads) * _FLOAT
 
 
 def _recorded(spec: ModelSpec, sizes: StepSizes) -> int:
@@ -63,11 +68,11 @@ def _adjustments(spec: ModelSpec, sizes: StepSizes) -> int:
 
 def pieces_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     """Bytes of steps that are recorded in pieces (step_pieces.py): activations of the largest, what stands between
-    pieces, which is less, and the recordings."""
-    tokens = most_tokens(spec, sizes.step_len + sizes.max_rows)
+    pieces, and the recordings."""
+    tokens = most_piece_tokens(spec, sizes.step_len + sizes.max_rows)
     mixer = max(layer.mixer.scratch_floats(StepLens(tokens, 1)) for layer in spec.layers) * _FLOAT
     num_pieces = len(token_buckets(tokens)) * (len(spec.layers) + 1)
-    return 2 * _activations(spec, tokens) + mixer + num_pieces * _PIECE_BYTES
+    return _activations(spec, tokens) + _projections(spec, tokens) + mixer + num_pieces * _PIECE_BYTES
 
 
 def _logits(spec: ModelSpec, sizes: StepSizes) -> int:

@@ -16,7 +16,7 @@ from deltaserve.compute.collective.expert_group import ExpertMesh, Partners
 from deltaserve.compute.collective.nccl import NcclCollective
 from deltaserve.compute.collective.net_experts import NetExpertMesh
 from deltaserve.compute.collective.net_meeting import NetMeeting
-from deltaserve.compute.executor.recordable_models import most_tokens
+from deltaserve.compute.executor.recordable_models import most_piece_tokens
 from deltaserve.compute.executor.runner import ExecutorSizes, TorchExecutor
 from deltaserve.compute.executor.warm_up import WarmUp, warm_up
 from deltaserve.compute.memory.cache_file import CacheFile
@@ -186,7 +186,7 @@ def _load(
         attention_backend=spec.attention_backend,
         rounding=spec.rounding,
         graph_rows=spec.graph_rows,
-        piece_tokens=most_tokens(model, spec.options.sched.step_len + spec.max_running_requests),
+        piece_tokens=most_piece_tokens(model, spec.options.sched.step_len + spec.max_running_requests),
         sharing=transport_kind(spec.transport).sharing,
         drafts=spec.drafts,
         quantization=spec.quantization,
