@@ -16,7 +16,7 @@ from torch import Tensor
 from deltaserve.compute.attention.attention import StepStates
 from deltaserve.compute.layers.activations import sigmoid, silu, softplus
 from deltaserve.compute.layers.delta_rule import DeltaRun, DeltaRuns, DeltaTokens, joined, normalised
-from deltaserve.compute.layers.layer_kind import LastTokens, LayerStep, Meeting, Place, Prepared
+from deltaserve.compute.layers.layer_kind import LastTokens, LayerStep, Meeting, Place, PreparedTokens
 from deltaserve.compute.layers.step_ops import StepOps
 from deltaserve.compute.weights.targets import Linear, TargetTable
 from deltaserve.model.code_plan import CodeRules
@@ -112,9 +112,9 @@ class DeltaWeights:
     def begin(self, states: Sequence[StepStates], device: torch.device) -> StepTokens:
         return StepTokens.of(self.spec, states, device)
 
-    def prepare(self, x: Tensor, place: Place, step: LayerStep) -> Prepared:
+    def prepare(self, x: Tensor, place: Place, step: LayerStep) -> PreparedTokens:
         rows = self.inputs.product(x, step.ops)
-        return Prepared((rows,), (self._split(rows)[1],))
+        return PreparedTokens((rows,), (self._split(rows)[1],))
 
     def meet(
         self, tokens: tuple[Tensor, ...], place: Place, meeting: Meeting, last: LastTokens | None

@@ -70,7 +70,7 @@ class Meeting:
     shared: SharedStep | None
 
 
-class Prepared(NamedTuple):
+class PreparedTokens(NamedTuple):
     """What a mixer makes of each token by itself, before tokens meet."""
 
     meeting: tuple[Tensor, ...]  # [T, ..] each: what `meet` reads
@@ -89,14 +89,14 @@ class MixerWeights(Protocol):
         """What layers of this kind share in a step, made once; `states`: one per state group. None: nothing."""
         ...
 
-    def prepare(self, x: Tensor, place: Place, step: LayerStep) -> Prepared:
+    def prepare(self, x: Tensor, place: Place, step: LayerStep) -> PreparedTokens:
         """x [T, inputs * hidden], the layer's normed input"""
         ...
 
     def meet(
         self, tokens: tuple[Tensor, ...], place: Place, meeting: Meeting, last: LastTokens | None
     ) -> Tensor | None:
-        """`Prepared.meeting` -> of `last`, or of all tokens, [N, ..]; what is kept of all T is written. None: of no
+        """`PreparedTokens.meeting` -> of `last`, or of all tokens, [N, ..]; what is kept of all T is written. None: of no
         token."""
         ...
 
@@ -106,7 +106,7 @@ class MixerWeights(Protocol):
         ...
 
     def finish(self, met: Tensor, waiting: tuple[Tensor, ...], step: LayerStep) -> Tensor:
-        """What came of the meeting [N, ..], and `Prepared.waiting` of those tokens -> [N, hidden], this rank's part of
+        """What came of the meeting [N, ..], and `PreparedTokens.waiting` of those tokens -> [N, hidden], this rank's part of
         a sum"""
         ...
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.attention.attention import StepAttention, StepStates
-from deltaserve.compute.layers.layer_kind import LastTokens, LayerStep, Meeting, Place, Prepared
+from deltaserve.compute.layers.layer_kind import LastTokens, LayerStep, Meeting, Place, PreparedTokens
 
 
 class Projected(NamedTuple):
@@ -44,9 +44,9 @@ class PagedMixer(ABC):
     def begin(self, states: Sequence[StepStates], device: torch.device) -> None:
         return None
 
-    def prepare(self, x: Tensor, place: Place, step: LayerStep) -> Prepared:
+    def prepare(self, x: Tensor, place: Place, step: LayerStep) -> PreparedTokens:
         q, planes, gate = self.project(x, step.turns[place.rope], step)
-        return Prepared((q, *planes), () if gate is None else (gate,))
+        return PreparedTokens((q, *planes), () if gate is None else (gate,))
 
     def meet(
         self, tokens: tuple[Tensor, ...], place: Place, meeting: Meeting, last: LastTokens | None
