@@ -96,8 +96,8 @@ class MixerWeights(Protocol):
     def meet(
         self, tokens: tuple[Tensor, ...], place: Place, meeting: Meeting, last: LastTokens | None
     ) -> Tensor | None:
-        """`PreparedTokens.meeting` -> of `last`, or of all tokens, [N, ..]; what is kept of all T is written. None: of no
-        token."""
+        """`PreparedTokens.meeting` -> of `last`, or of all tokens, [N, ..]; what is kept of all T is written. None: of
+        no token."""
         ...
 
     def room(self, num_tokens: int, like: Tensor) -> Tensor:
@@ -106,8 +106,8 @@ class MixerWeights(Protocol):
         ...
 
     def finish(self, met: Tensor, waiting: tuple[Tensor, ...], step: LayerStep) -> Tensor:
-        """What came of the meeting [N, ..], and `PreparedTokens.waiting` of those tokens -> [N, hidden], this rank's part of
-        a sum"""
+        """What came of the meeting [N, ..], and `PreparedTokens.waiting` of those tokens -> [N, hidden], this rank's
+        part of a sum"""
         ...
 
 
