@@ -78,6 +78,31 @@ def test_a_step_that_records_says_that_its_time_is_not_typical(tiny_models: Path
     assert [result.is_typical for result in results] == [False, True, False, True, True]
 
 
+def buffers(driver: PieceDriver) -> list[Tensor]:
+    whole = pieces_of(driver)._layout.whole
+    standing = [part for x, meeting, waiting in whole.standings for part in (x, *meeting, *waiting)]
+    return [whole.ids.t(), *whole.mets, *standing, *(part for turn in whole.turns for part in turn)]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "qwen3_next"])
+@pytest.mark.parametrize("wants_all", [True, False])
+@torch.inference_mode()
+def test_nothing_is_left_of_the_step_before(tiny_models: Path, name: str, wants_all: bool) -> None:
+    """Not where there are fewer tokens, either: rows in vain are numbers, whatever stood there. Also where only the
+    last token is computed to the end."""
+    prompt, results = random_tokens(160, 1), []
+    for driver in (PlainDriver(tiny_models / name), PieceDriver(tiny_models / name, TorchTape())):
+        driver.open(0, prompt)
+        driver.step([extend(0, prompt, 0, 60)])
+        if isinstance(driver, PieceDriver):
+            for tensor in buffers(driver):
+                tensor.fill_(5 if tensor.dtype is torch.int64 else float("nan"))
+        results.append(driver.step([replace(extend(0, prompt, 60, 160), wants_prompt_logprobs=wants_all)]).items)
+        if isinstance(driver, PieceDriver):
+            assert all(tensor[: 128 if wants_all else 32].isfinite().all() for tensor in buffers(driver))
+    assert results[0] == results[1]
+
+
 def test_what_a_recording_allocated_is_gone_when_another_is_replayed() -> None:
     """So that tests see what a piece leaves in memory that another one uses."""
     tape, numbers, found = TorchTape(), torch.arange(3.0), []
@@ -198,10 +223,8 @@ def test_buffers_that_cannot_be_had_leave_steps_as_they_are(
 def test_buffers_take_no_more_than_is_counted(tiny_models: Path, name: str) -> None:
     """What stands between pieces, once for all layers and numbers of tokens."""
     driver = PieceDriver(tiny_models / name, TorchTape())
-    whole = pieces_of(driver)._laid_out().whole
-    tensors = [whole.ids, *whole.mets, *(part for turn in whole.turns for part in turn)]
-    tensors += [part for x, meeting, waiting in whole.standings for part in (x, *meeting, *waiting)]
-    taken = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
+    pieces_of(driver)._layout = pieces_of(driver)._laid_out()
+    taken = {tensor.data_ptr(): tensor.nbytes for tensor in buffers(driver)}
     sizes = StepSizes("cuda", max_rows=28, step_len=100, context_len=512, split_tokens=32, page_size=16)
     spec = driver.executor._decoder.spec
     of_pieces = len(token_buckets(128)) * (len(spec.layers) + 1) * (100 << 10)
@@ -248,7 +271,10 @@ def steps_of_kernels(driver: PlainDriver) -> Sequence[object]:
 @needs_triton
 @pytest.mark.parametrize(
     ("name", "layers"),
-    cells([("llama", (0, 1)), ("qwen3_moe", (0, 1)), ("gpt_oss", (0, 1))], lambda name, _: name == "gpt_oss"),
+    cells(
+        [("llama", (0, 1)), ("qwen3_moe", (0, 1)), ("gpt_oss", (0, 1)), ("qwen3_5_text", (0, 1))],
+        lambda name, _: name in ("gpt_oss", "qwen3_5_text"),
+    ),
 )
 def test_pieces_by_kernels(process: KernelProcess, tiny_models: Path, tmp_path: Path, name: str, layers: Any) -> None:
     """Experts all at once are in them, too. Decode steps between them are recorded whole, from the same memory."""

@@ -190,18 +190,16 @@ class _ReplayedStretches:
         return self._at.standings[self._layout.standing_of[0]]
 
     def go_on(self, number: int, met: Tensor, before: Standing) -> Standing:
-        at, replay = self._at, self._ended
-        if number < len(self._begun):
-            replay = self._begun[number]
-        else:
-            at = self._at_end
+        layout, is_last = self._layout, number == len(self._begun)
+        at, replay = (self._at_end, self._ended) if is_last else (self._at, self._begun[number])
         assert replay is not None
-        kept = at.standings[self._layout.standing_of[number - 1]]
+        place, kept = layout.met_of[number], at.standings[layout.standing_of[number - 1]]
         if before is not kept:  # a part of the step's tokens
             _put(before, kept._replace(meeting=()))
-        at.mets[self._layout.met_of[number]].copy_(met)
+            layout.whole.mets[place][len(met) : token_bucket(len(met))].zero_()
+        at.mets[place].copy_(met)
         replay()
-        return at.standings[self._layout.standing_of[number]]
+        return at.standings[layout.standing_of[number]]
 
 
 class _Making:
