@@ -23,6 +23,7 @@ from tests.compute.attention.triton_process import KernelProcess, needs_triton, 
 from tests.compute.executor.in_pieces import PieceDriver, PlainDriver, assert_same, told, triton_ops_of
 from tests.compute.executor.replaying import with_parts
 from tests.compute.executor.test_launched import RULES, LaunchingDriver, outputs, rules
+from tests.compute.executor.test_model_drafter import DraftingDriver
 from tests.compute.executor.world import extend, random_tokens
 from tests.fixtures.families import FAMILIES
 
@@ -213,6 +214,26 @@ def test_buffers_that_cannot_be_had_leave_steps_as_they_are(
     monkeypatch.setattr(pieces_of(driver), "_laid_out", lambda: [][1])
     assert_same(told(driver), told(PlainDriver(tiny_models / "llama")))
     assert caplog.text.count("no pieces from now on") == 1
+
+
+class DraftingPieces(DraftingDriver):
+    """Would be in pieces."""
+
+    graph_rows = 4
+    piece_tokens = 128
+
+    def recorder(self, device: torch.device) -> TorchTape:
+        return TorchTape()
+
+
+def test_steps_of_a_model_with_a_draft_head_are_in_no_pieces(
+    tiny_models: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert DraftingPieces(tiny_models, "llama_eagle3").executor.piece_tokens is None
+    assert caplog.messages[-1] == (
+        "CUDA graphs: none of other steps (its draft head reads what pieces of later layers overwrite)"
+    )
 
 
 # ---------------------------------------------------------------- memory
