@@ -96,6 +96,12 @@ def test_tokens_are_counted_up_to_the_one_that_is_computed() -> None:
     assert counted(7, 4) == counted(4), "it computes a position again"
 
 
+@pytest.mark.parametrize("end", [2, 4])
+def test_tokens_that_are_missing_in_the_prompt_are_the_prompt_s(end: int) -> None:
+    """As where the last token of the prompt was to be computed by a step that could not be recorded."""
+    assert counted(1, end) == counted(end)
+
+
 def test_more_biases_than_there_is_room_for_are_the_host_s() -> None:
     """The device counts tokens of such a row nevertheless."""
     biases = tuple((token, 1.0) for token in range(MOST_BIASES + 1))

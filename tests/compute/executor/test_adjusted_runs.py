@@ -368,6 +368,14 @@ def test_a_recording_that_fails_within_a_run_ends_it(tiny_models: Path) -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize("of_rules", range(2 * len(WAYS), 3 * len(WAYS)))
+def test_the_last_token_of_a_prompt_is_not_one_of_the_answer(tiny_models: Path, of_rules: int) -> None:
+    """Also where the step that computes it alone was to be recorded, and could not be."""
+    joining = replace(move(joins=of_rules), in_parts=True)  # as the second move it has two tokens
+    both(tiny_models / "llama", (move(joins=0), joining, *(move(1) for _ in range(4))), num_good=2)
+
+
+@needs_triton
 def test_tables_are_made_for_the_first_such_row(tiny_models: Path) -> None:
     ahead = both(tiny_models / "llama", (move(joins=1), move(0)))
     assert ahead.executor._resident.adjustments._tables is None

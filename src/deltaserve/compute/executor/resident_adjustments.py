@@ -64,14 +64,16 @@ class ResidentAdjustments:
         return self._tables
 
     def bring_up(self, rows: Sequence[AdjustedRow]) -> None:
-        """Tell the device what it needs to know of them: all of a row that is new to it, or else the tokens before
+        """Tell the device what it needs to know of them: all of a row that is new to it, or else the output before
         `start` that it did not count itself. Raises StateError where the host does not know those."""
         missing = []
         for line, row, start in rows:
-            if not 0 < row.num_counted <= start:  # it may compute a position again
+            num_counted = row.num_counted
+            is_short_of_prompt = num_counted < min(start, row.prompt_len)  # whose tokens are not counted as the others
+            if not 0 < num_counted <= start or is_short_of_prompt:  # it may compute a position again
                 self._begin(line, row, start)
-            elif row.sampling.needs_history and row.num_counted < start:
-                missing.append(line * row.vocab_size + _known(row, row.num_counted, start))
+            elif row.sampling.needs_history and num_counted < start:
+                missing.append(line * row.vocab_size + _known(row, num_counted, start))
             row.num_counted = start
         if missing:
             places = on_device(np.concatenate(missing), self._device)
