@@ -12,6 +12,7 @@ from tests.compute.executor.adjusted_draws import (
     check_bits,
     check_draws,
     check_not_finite,
+    check_overflow,
     replayed,
 )
 from tests.compute.executor.test_step_graphs import Drawing, triton_draws
@@ -56,6 +57,12 @@ def test_draws_of_adjusted_logits_by_torch_are_those_of_the_sampler(vocab_size: 
 @needs_triton
 def test_kernels_tell_which_adjusted_rows_are_not_finite() -> None:
     check_not_finite(triton_draws(), "cuda")
+
+
+@needs_triton
+def test_logits_that_overflow_are_no_harm() -> None:
+    check_overflow(triton_draws(), "cuda")
+    check_overflow(TorchDraws, "cuda")
 
 
 @needs_triton

@@ -11,7 +11,7 @@ from torch import Tensor
 from deltaserve.compute.executor.resident_adjustments import AdjustedRow
 from deltaserve.compute.executor.resident_draws import MakeDraws, RowDraws, TorchDraws
 from deltaserve.compute.executor.resident_rows import DecodingRows, ResidentRows
-from deltaserve.compute.executor.row_rules import BANNED_LOGIT, DrawKind, WayToDraw, packed_rules
+from deltaserve.compute.executor.row_rules import BANNED_LOGIT, LARGEST_BIAS, DrawKind, WayToDraw, packed_rules
 from deltaserve.compute.executor.row_state import Row
 from deltaserve.compute.executor.sampler import SampleRow, apply_rules, sample
 from deltaserve.compute.executor.step_recorder import StepRecorder
@@ -184,6 +184,24 @@ def check_not_finite(make: MakeDraws, device: str = "cpu") -> None:
     drawn = resident.draw(0, logits)
     assert resident.draws[1].tolist() == [0] * 27 + [1] * (len(logits) - 27)
     assert all(0 <= token < 272 for token in drawn)
+
+
+def check_overflow(make: MakeDraws, device: str = "cpu") -> None:
+    """Logits that a penalty makes infinite are finite before biases and bans, so that none becomes no number."""
+    needs: tuple[dict[str, Any], ...] = (
+        {"min_tokens": 4, "stop_token_ids": (2,)},
+        {"logit_bias": ((2, -100.0),)},
+        {"logit_bias": ((2, -LARGEST_BIAS),), "min_tokens": 4, "stop_token_ids": (3,)},
+    )
+    of_all = [{"repetition_penalty": 1e-4, **of} for of in needs]
+    rules = [SamplingParams(max_tokens=9, seed=seed, temperature=0.0, **of) for seed, of in enumerate(of_all)]
+    resident = Resident(Rows.of(rules, 272), make, device)
+    logits = resident.of_host.logits(0, torch.float32)
+    logits[:, 2], logits[:, 9] = 3e38, 1e7
+    resident.prepare(0, [3] * len(rules))
+    with np.errstate(over="ignore"):  # kernels are interpreted by numpy
+        assert resident.draw(0, logits) == [9, 2, 2]
+    assert resident.draws[1].all()
 
 
 class Replayed:

@@ -27,6 +27,7 @@ from tests.compute.executor.adjusted_draws import (
     check_bits,
     check_draws,
     check_not_finite,
+    check_overflow,
     replayed,
 )
 from tests.compute.executor.test_step_graphs import triton_draws
@@ -53,6 +54,10 @@ def test_rows_that_are_not_finite_are_told() -> None:
     check_not_finite(TorchDraws)
 
 
+def test_logits_that_overflow_are_no_harm() -> None:
+    check_overflow(TorchDraws)
+
+
 def check_kernels(vocab_size: int, num_steps: int) -> None:
     check_draws(triton_draws(), vocab_size, torch.float32, "cpu", num_steps)
     check_bits(triton_draws(), adjusted_by_kernel, vocab_size, torch.float32, "cpu")
@@ -66,6 +71,7 @@ def test_draws_by_kernels_are_those_of_the_sampler(process: KernelProcess, vocab
 
 def check_kernels_not_finite() -> None:
     check_not_finite(triton_draws())
+    check_overflow(triton_draws())
 
 
 @needs_triton

@@ -68,12 +68,11 @@ class ResidentAdjustments:
         `start` that it did not count itself. Raises StateError where the host does not know those."""
         missing = []
         for line, row, start in rows:
-            num_counted = row.num_counted
-            is_short_of_prompt = num_counted < min(start, row.prompt_len)  # whose tokens are not counted as the others
-            if not 0 < num_counted <= start or is_short_of_prompt:  # it may compute a position again
+            least = max(1, min(start, row.prompt_len))  # those of the prompt are counted otherwise
+            if not least <= row.num_counted <= start:  # it may compute a position again
                 self._begin(line, row, start)
-            elif row.sampling.needs_history and num_counted < start:
-                missing.append(line * row.vocab_size + _known(row, num_counted, start))
+            elif row.sampling.needs_history and row.num_counted < start:
+                missing.append(line * row.vocab_size + _known(row, row.num_counted, start))
             row.num_counted = start
         if missing:
             places = on_device(np.concatenate(missing), self._device)
@@ -125,12 +124,16 @@ def adjusted(
     """logits [B, V] float32, counts [B, V], biases [B, MOST_BIASES, BIAS_WIDTH] of which `is_bias` [B, MOST_BIASES] are
     some, positions [B, 1] of the tokens to draw -> logits of that shape. Finite ones stay finite, so that who draws
     sees which were not."""
-    found = penalised(logits, counts > 0, (counts & (IN_PROMPT - 1)).to(torch.float32), penalties)
+    found = _limited(penalised(logits, counts > 0, (counts & (IN_PROMPT - 1)).to(torch.float32), penalties))
     tokens, added, banned_until = (column[..., 0] for column in torch.split(biases, 1, -1))
     bias = torch.where(positions < banned_until, -torch.inf, added.view(torch.float64).to(torch.float32))
     found = found.scatter_add(1, torch.where(is_bias, tokens, 0), torch.where(is_bias, bias, 0.0))
-    limited = torch.where(found == -torch.inf, BANNED_LOGIT, found.clamp(max=LARGEST_LOGIT))
-    return torch.where(logits.isfinite(), limited, logits)
+    return torch.where(logits.isfinite(), _limited(found), logits)
+
+
+def _limited(logits: Tensor) -> Tensor:
+    """Finite where they are numbers."""
+    return torch.where(logits == -torch.inf, BANNED_LOGIT, logits.clamp(max=LARGEST_LOGIT))
 
 
 def _known(row: Row, start: int, end: int) -> npt.NDArray[np.int64]:

@@ -16,6 +16,8 @@ MOST_BIASES = 512
 """Tokens of a row with a bias or a ban until later; no recorded step draws for a row that has more."""
 BIAS_WIDTH = 3
 """Columns of a bias in 64 bits: token, as float64 what is added, position from which the token may be drawn."""
+LARGEST_BIAS = 1e20
+"""The device draws for no row with a larger one: whatever is added to a logit, a banned one is less."""
 LARGEST_LOGIT = float(np.finfo(np.float32).max)
 BANNED_LOGIT = -1e30
 """Logit of a token that may not be drawn: finite, also over the coldest temperature, and its probability is 0."""
@@ -88,7 +90,7 @@ def _has_room(params: SamplingParams, vocab_size: int) -> bool:
     """Whether the device can keep what is added to its logits. A token that is named twice gets two rounded sums, and
     where all are banned there is none to draw: both are left to the host."""
     biased, banned = _biased(params), _banned(params)
-    if len(biased) < len(params.logit_bias) or any(abs(bias) > LARGEST_LOGIT for _, bias in params.logit_bias):
+    if len(biased) < len(params.logit_bias) or any(abs(bias) > LARGEST_BIAS for _, bias in params.logit_bias):
         return False
     return len(banned) < vocab_size and len(biased | banned) <= MOST_BIASES
 
