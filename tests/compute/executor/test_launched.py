@@ -180,7 +180,7 @@ def test_a_step_that_fails_ends_its_requests_only(tiny_models: Path, monkeypatch
     driver.open(0, prompt, rules(1))
     driver.step([prompt_item(0, prompt)])
     with monkeypatch.context() as broken:
-        broken.setattr("deltaserve.compute.executor.unread_draws.draw_unread", lambda *_: 1 / 0)
+        broken.setattr("deltaserve.compute.executor.unread_rows.draw_unread", lambda *_: 1 / 0)
         assert driver.step([driver.decode(0, 20)]).items[0].drawn
     assert driver.launched[-1].wait().items[0].outcome is ItemOutcome.FAILED
     driver.open(1, prompt, rules(1))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deltaserve.compute.executor.penalties import Penalties, penalised, penalised_row
 from deltaserve.compute.executor.randomness import uniform
 from deltaserve.compute.executor.row_state import History
 from deltaserve.compute.executor.sampler import SampleRow, finite_rows, sample, token_logprobs
@@ -180,6 +181,16 @@ def test_the_nucleus_may_be_wider_than_the_candidates() -> None:
     tokens = [sample(logits.clone(), [row(position=i, top_p=0.5)])[0].token for i in range(60)]
     assert min(tokens) >= vocab // 2 - 10
     assert min(tokens) < vocab * 0.6
+
+
+@pytest.mark.parametrize("repetition", [1.0, 1.3])
+def test_what_changes_nothing_may_be_left_out(repetition: float) -> None:
+    """To the bit, of zeros with either sign, too."""
+    line, own = random_logits(1)[0], history([3, 4], [4, 5, 5, 7])
+    line[2:6] = torch.tensor([0.0, -0.0, 0.0, -0.0])
+    rules = params(repetition_penalty=repetition, frequency_penalty=0.3, presence_penalty=-0.1)
+    want = penalised(line, own.seen, own.output_counts, Penalties.of(rules, line.device))
+    assert torch.equal(penalised_row(line, rules, own).view(torch.int32), want.view(torch.int32))
 
 
 def test_penalties() -> None:

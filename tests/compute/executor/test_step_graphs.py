@@ -24,7 +24,14 @@ from deltaserve.compute.executor.recordable_models import why_no_guesses, why_no
 from deltaserve.compute.executor.recordings import Recordings, bucket_of
 from deltaserve.compute.executor.resident_draws import MakeDraws, TorchDraws, uniform_on_device
 from deltaserve.compute.executor.resident_rows import DecodingRows, ResidentRows
-from deltaserve.compute.executor.row_rules import LARGEST_BIAS, MOST_BIASES, DrawKind, WayToDraw, is_adjusted, packed_rules
+from deltaserve.compute.executor.row_rules import (
+    LARGEST_BIAS,
+    MOST_BIASES,
+    DrawKind,
+    WayToDraw,
+    is_adjusted,
+    packed_rules,
+)
 from deltaserve.compute.executor.sampler import SampleRow, sample
 from deltaserve.compute.executor.step_graphs import StepGraphs
 from deltaserve.compute.layers.decoder import Hidden
@@ -627,7 +634,16 @@ def test_draws_of_all_numbers_of_rows_share_their_memory(process: KernelProcess)
         {"logit_bias": tuple((token, 1.0) for token in range(MOST_BIASES + 1))},
         {"min_tokens": 1, "stop_token_ids": tuple(range(450, 550)), "logit_bias": tuple((t, 1.0) for t in range(450))},
     ],
-    ids=["logprobs", "grammar", "bad words", "a token twice", "a large bias", "a small bias", "many biases", "many tokens"],
+    ids=[
+        "logprobs",
+        "grammar",
+        "bad words",
+        "a token twice",
+        "a large bias",
+        "a small bias",
+        "many biases",
+        "many tokens",
+    ],
 )
 def test_what_needs_the_host_is_not_drawn_by_the_device(changes: dict[str, Any]) -> None:
     assert WayToDraw.of(SamplingParams(max_tokens=9, seed=1, **changes), VOCAB) is None

@@ -41,7 +41,21 @@ class Penalties(NamedTuple):
 
 def penalised(logits: Tensor, seen: Tensor, output_counts: Tensor, penalties: Penalties) -> Tensor:
     """logits, seen (bool), output_counts (float32) [B, V] or [V] -> logits of that shape."""
-    repetition, frequency, presence = penalties
-    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-    logits = torch.where(seen, repeated, logits)
-    return logits - frequency * output_counts - presence * (output_counts > 0)
+    return _less_for_each(_repeated(logits, seen, penalties.repetition), output_counts, penalties)
+
+
+def penalised_row(line: Tensor, params: SamplingParams, history: TokenCounts) -> Tensor:
+    """line [V] -> what `penalised` makes of it to the bit, without the division and the product where they would change
+    nothing."""
+    penalties = Penalties.of(params, line.device)
+    if params.repetition_penalty != 1.0:
+        line = _repeated(line, history.seen, penalties.repetition)
+    return _less_for_each(line, history.output_counts, penalties)
+
+
+def _repeated(logits: Tensor, seen: Tensor, repetition: Tensor) -> Tensor:
+    return torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
+
+
+def _less_for_each(logits: Tensor, output_counts: Tensor, penalties: Penalties) -> Tensor:
+    return logits - penalties.frequency * output_counts - penalties.presence * (output_counts > 0)

@@ -40,11 +40,21 @@ class AdjustmentTables(NamedTuple):
     biases: Tensor  # [lines, MOST_BIASES, BIAS_WIDTH] int64; how many there are is one of the row's rules
 
 
-class CountsOfLine(NamedTuple):
-    """TokenCounts of one row, as they are then."""
+class CountsOfLine:
+    """TokenCounts of one row, as the device counts when it has done what it was given. What is asked for is made each
+    time: rows of a step have it one after the other."""
 
-    seen: Tensor
-    output_counts: Tensor
+    def __init__(self, counts: Tensor) -> None:
+        """counts [V] int32, see IN_PROMPT"""
+        self._counts = counts
+
+    @property
+    def seen(self) -> Tensor:
+        return self._counts > 0
+
+    @property
+    def output_counts(self) -> Tensor:
+        return _num_produced(self._counts)
 
 
 class ResidentAdjustments:
@@ -88,10 +98,9 @@ class ResidentAdjustments:
         for _, row, start in rows:
             row.num_counted = start + 1
 
-    def of_line(self, line: RowId, row: Row) -> "CountsOfLine":
-        """Those of a row that was brought up, as the device counts when it has done what it was given."""
-        counts = self.tables(row.vocab_size).counts[line]
-        return CountsOfLine(counts > 0, (counts & (IN_PROMPT - 1)).to(torch.float32))
+    def of_line(self, line: RowId, row: Row) -> CountsOfLine:
+        """Those of a row that was brought up."""
+        return CountsOfLine(self.tables(row.vocab_size).counts[line])
 
     def _counts(self, rows: Sequence[AdjustedRow]) -> Tensor:
         return self.tables(rows[0].row.vocab_size).counts
@@ -124,7 +133,7 @@ def adjusted(
     """logits [B, V] float32, counts [B, V], biases [B, MOST_BIASES, BIAS_WIDTH] of which `is_bias` [B, MOST_BIASES] are
     some, positions [B, 1] of the tokens to draw -> logits of that shape. Finite ones stay finite, so that who draws
     sees which were not."""
-    found = _limited(penalised(logits, counts > 0, (counts & (IN_PROMPT - 1)).to(torch.float32), penalties))
+    found = _limited(penalised(logits, counts > 0, _num_produced(counts), penalties))
     tokens, added, banned_until = (column[..., 0] for column in torch.split(biases, 1, -1))
     bias = torch.where(positions < banned_until, -torch.inf, added.view(torch.float64).to(torch.float32))
     found = found.scatter_add(1, torch.where(is_bias, tokens, 0), torch.where(is_bias, bias, 0.0))
@@ -134,6 +143,11 @@ def adjusted(
 def _limited(logits: Tensor) -> Tensor:
     """Finite where they are numbers."""
     return torch.where(logits == -torch.inf, BANNED_LOGIT, logits.clamp(max=LARGEST_LOGIT))
+
+
+def _num_produced(counts: Tensor) -> Tensor:
+    """int32 -> float32 of that shape"""
+    return (counts & (IN_PROMPT - 1)).to(torch.float32)
 
 
 def _known(row: Row, start: int, end: int) -> npt.NDArray[np.int64]:

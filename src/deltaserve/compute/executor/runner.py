@@ -27,7 +27,7 @@ from deltaserve.compute.executor.row_state import Row
 from deltaserve.compute.executor.step_pieces import StepPieces, make_step_pieces
 from deltaserve.compute.executor.step_recorder import StepRecorder, recorder_of
 from deltaserve.compute.executor.step_threads import StepThreads
-from deltaserve.compute.executor.unread_draws import UnreadRows
+from deltaserve.compute.executor.unread_rows import UnreadRows
 from deltaserve.compute.layers.decoder import Decoder, Hidden
 from deltaserve.compute.layers.draft_head import DraftHead
 from deltaserve.compute.layers.layer_kind import LastTokens

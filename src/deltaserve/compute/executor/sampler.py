@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deltaserve.compute.executor.allowed_tokens import Mask, forbid, with_least_tokens
 from deltaserve.compute.executor.candidates import SamplingLimits, draw_among
-from deltaserve.compute.executor.penalties import Penalties, TokenCounts, penalised
+from deltaserve.compute.executor.penalties import TokenCounts, penalised_row
 from deltaserve.compute.executor.randomness import uniform
 from deltaserve.compute.executor.row_rules import is_cold, is_limited
 from deltaserve.compute.memory.host_arrays import on_device
@@ -127,7 +127,7 @@ def apply_rules(line: Tensor, row: SampleRow) -> None:
     """line [V], in place: all that comes before a draw."""
     params = row.params
     if params.needs_history and row.history is not None:
-        _penalise(line, params, row.history)
+        line.copy_(penalised_row(line, params, row.history))
     if params.logit_bias:
         ids, values = zip(*params.logit_bias, strict=True)
         line.index_add_(
@@ -144,10 +144,6 @@ def apply_rules(line: Tensor, row: SampleRow) -> None:
 def ends_of_bad_words(words: Sequence[Sequence[int]], behind: Sequence[int]) -> set[int]:
     """Last tokens of the words whose others an output ends in. `behind`: its end."""
     return {word[-1] for word in words if tuple(behind[len(behind) - len(word) + 1 :]) == tuple(word[:-1])}
-
-
-def _penalise(line: Tensor, params: SamplingParams, history: TokenCounts) -> None:
-    line.copy_(penalised(line, history.seen, history.output_counts, Penalties.of(params, line.device)))
 
 
 def _choose(logits: Tensor, rows: Sequence[SampleRow], known: Mapping[int, int]) -> list[int]:

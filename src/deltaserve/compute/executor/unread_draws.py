@@ -13,10 +13,6 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.executor.candidates import SamplingLimits, draw_among
-from deltaserve.compute.executor.inputs import is_unread
-from deltaserve.compute.executor.launched import DrawingItem
-from deltaserve.compute.executor.resident_adjustments import AdjustedRow, CountsOfLine
-from deltaserve.compute.executor.resident_rows import ResidentRows
 from deltaserve.compute.executor.row_rules import is_limited
 from deltaserve.compute.executor.sampler import (
     WHOLE,
@@ -27,10 +23,8 @@ from deltaserve.compute.executor.sampler import (
     scaled,
     takes_largest,
 )
-from deltaserve.compute.layers.decoder import Decoder
 from deltaserve.compute.layers.step_ops import unread_peaks
 from deltaserve.compute.memory.host_arrays import on_device
-from deltaserve.core.ids import RowId
 
 
 class UnreadDraws(NamedTuple):
@@ -40,43 +34,9 @@ class UnreadDraws(NamedTuple):
     is_finite: Tensor  # [N] bool: free of NaN and Inf
 
 
-class UnreadRows:
-    """Rows that draw in steps which are launched and not recorded."""
-
-    def __init__(self, decoder: Decoder, rows: ResidentRows, device: torch.device) -> None:
-        self._decoder = decoder
-        self._rows = rows
-        self._device = device
-
-    def draw(self, drawing: Sequence[DrawingItem], hidden: Tensor) -> Tensor:
-        """hidden [D, hidden], behind which each is to draw -> [2, D]: tokens, and 1 where the logits are finite."""
-        logits = self._decoder.logits(hidden)
-        counts = self._counts(drawing)
-        rows = [
-            SampleRow(one.row.sampling, one.position - one.row.prompt_len, counts.get(one.item.row)) for one in drawing
-        ]
-        draws = draw_unread(logits, rows)
-        places = on_device(np.array([item.row for item, _ in drawing], np.int64), self._device)
-        self._rows.last_drawn.index_copy_(0, places, draws.tokens)
-        return torch.stack((draws.tokens, draws.is_finite.to(torch.int64)))
-
-    def _counts(self, drawing: Sequence[DrawingItem]) -> dict[RowId, CountsOfLine]:
-        """How often rows with penalties had each token before the one that they draw. The device counts those that it
-        drew last itself."""
-        rows, unread, adjustments = [], [], self._rows.adjustments
-        for item, row in drawing:
-            if row.sampling.needs_history:
-                is_behind = is_unread(item, row)
-                rows.append(AdjustedRow(item.row, row, item.q_start if is_behind else item.q_start + item.q_len))
-                unread += rows[-1:] if is_behind else []
-        adjustments.bring_up(rows)
-        adjustments.count(unread, self._rows.last_drawn)
-        return {one.line: adjustments.of_line(one.line, one.row) for one in rows}
-
-
 def draw_unread(logits: Tensor, rows: Sequence[SampleRow]) -> UnreadDraws:
-    """logits [N, V] float32, one line per row, whose params want no log-probabilities. May overwrite
-    `logits`."""
+    """logits [N, V] float32, one line per row, none of which has log-probabilities, bad words or a grammar: those are
+    the host's. May overwrite `logits`."""
     vocab = logits.shape[1]
     is_finite, tokens = unread_peaks(logits)
     for index, row in enumerate(rows):
