@@ -1,6 +1,7 @@
 """Steps launched before anybody has read what the one before drew: the same tokens and the same pages as one by one."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -97,6 +98,24 @@ def test_what_the_host_must_see_at_once_is_computed_at_once(tiny_models: Path, c
     launching = LaunchingDriver(tiny_models / "llama")
     assert outputs(launching, sampling) == outputs(Driver(tiny_models / "llama"), sampling)
     assert {type(launched) for launched in launching.launched} == {Launched, AtOnce}
+
+
+@pytest.mark.parametrize("changes", [{}, {"logprobs": 1}], ids=["launched", "at once"])
+def test_seconds_hold_what_is_done_before_a_step_is_computed(tiny_models: Path, changes: dict[str, Any]) -> None:
+    prompt, delay_s = random_tokens(5, 1), 0.2
+    for driver in (LaunchingDriver(tiny_models / "llama"), Driver(tiny_models / "llama")):
+        driver.open(0, prompt, rules(1, **changes))
+        apply = driver.executor._apply
+
+        def delayed(plan: StepPlan, apply: Callable[[StepPlan], None] = apply) -> None:
+            time.sleep(delay_s)
+            apply(plan)
+
+        with patch.object(driver.executor, "_apply", delayed):
+            result = driver.step([prompt_item(0, prompt)])
+        if isinstance(driver, LaunchingDriver):
+            result = driver.launched[-1].wait()
+        assert result.items[0].drawn and result.seconds >= delay_s
 
 
 def test_a_row_that_another_request_has_taken_learns_nothing(tiny_models: Path) -> None:

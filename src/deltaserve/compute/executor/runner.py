@@ -114,7 +114,7 @@ class TorchExecutor:
 
     `launch` gives a step to a device that computes beside the host, and the step behind it before anybody has read
     what the first one drew: its tokens stay in the device's memory. Steps whose tokens the host must see at once
-    (guesses, log-probabilities, bad words, several ranks) are computed as by `execute`.
+    (guesses, log-probabilities, grammars, bad words, several ranks) are computed as by `execute`.
     """
 
     def __init__(
@@ -207,19 +207,19 @@ class TorchExecutor:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute a step: see control/sched/executor.py."""
-        self._apply(plan)
-        return self._executed(plan)
-
-    def _executed(self, plan: StepPlan) -> StepResult:
-        """The plan has been applied."""
         start = time.perf_counter()
         with self._threads.computing():
+            self._apply(plan)
             result = self._execute(plan)
+        return self._timed(result, start)
+
+    def _timed(self, result: StepResult, start: float) -> StepResult:
         num_threads, seconds = self._threads.count, time.perf_counter() - start
         self._threads.learn(seconds)
         return replace(result, seconds=seconds, num_threads=num_threads, is_typical=not self._has_recorded())
 
     def _execute(self, plan: StepPlan) -> StepResult:
+        """The plan has been applied."""
         self._end_all()
         if self._decode is not None:
             self._decode.end_run()
@@ -243,7 +243,9 @@ class TorchExecutor:
             _log.exception("step %d of %d tokens failed: its requests end", plan.step, plan.num_tokens)
         else:
             if launched is None:
-                return AtOnce(self._executed(plan))
+                with self._threads.computing():
+                    result = self._execute(plan)
+                return AtOnce(self._timed(result, launched_at))
             self._under_way.append(launched)
             return launched
         self._end_all()
