@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from deltaserve.compute.executor.launched import AtOnce
 from deltaserve.compute.executor.step_recorder import StepRecorder
 from tests.cells import cells
 from tests.compute.attention.step_tape import StepTape
@@ -21,7 +22,8 @@ from tests.compute.executor.replayed_drafts import (
     verify_together,
 )
 from tests.compute.executor.replaying import EagerDriver, as_on_a_gpu, with_parts
-from tests.compute.executor.world import Driver
+from tests.compute.executor.test_launched import LaunchingDriver, prompt_item, rules
+from tests.compute.executor.world import Driver, random_tokens
 from tests.compute.layers.dense_heads import HEADS, drafting
 from tests.fixtures.tiny_models import EAGLE3_HEAD
 
@@ -68,3 +70,28 @@ def check_head(tiny_models: Path, name: str) -> None:
 def test_replays_of_heads_guess_as_their_passes_do(process: KernelProcess, tiny_models: Path, name: str) -> None:
     """Entries that the head keeps of each token are the same, too."""
     run_in(process, check_head, tiny_models, name)
+
+
+class LaunchedDrafts(LaunchingDriver, RecordedDrafts):
+    """Has a head, and is given each step ahead of the results of the one before."""
+
+    def __init__(self, tiny_models: Path, name: str, recorder: StepRecorder) -> None:
+        self.launched = []
+        RecordedDrafts.__init__(self, tiny_models, name, recorder)
+
+
+def check_nothing_stays_unread(tiny_models: Path) -> None:
+    tape = StepTape()
+    driver, prompt = LaunchedDrafts(tiny_models, EAGLE3_HEAD, tape), random_tokens(3, 1)
+    driver.open(0, prompt, rules(1, frequency_penalty=0.5))
+    driver.step([prompt_item(0, prompt)])
+    driver.step([driver.decode(0, 3)])
+    assert all(type(launched) is AtOnce and launched.wait().items[0].drawn for launched in driver.launched)
+    steps = driver.executor._recorded
+    assert steps is not None and tape.num_recorded and not steps.drawing._buckets
+
+
+@needs_triton
+def test_a_head_reads_what_rows_draw_at_once(process: KernelProcess, tiny_models: Path) -> None:
+    """Whether it is asked for guesses or not: no step draws on the device alone."""
+    run_in(process, check_nothing_stays_unread, tiny_models)
