@@ -15,6 +15,7 @@ from torch import Tensor
 
 from deltaserve.compute.executor.launched import Launched
 from deltaserve.compute.executor.resident_decode import LaunchedRun
+from deltaserve.compute.executor.row_rules import DrawKind, WayToDraw
 from deltaserve.compute.executor.runner import TorchExecutor
 from deltaserve.compute.executor.step_recorder import StepRecorder
 from deltaserve.compute.layers.decoder import Hidden
@@ -373,6 +374,18 @@ def test_the_last_token_of_a_prompt_is_not_one_of_the_answer(tiny_models: Path, 
     """Also where the step that computes it alone was to be recorded, and could not be."""
     joining = replace(move(joins=of_rules), in_parts=True)  # as the second move it has two tokens
     both(tiny_models / "llama", (move(joins=0), joining, *(move(1) for _ in range(4))), num_good=2)
+
+
+@needs_triton
+def test_steps_whose_logits_are_changed_are_recorded_as_one_kind(tiny_models: Path) -> None:
+    """However their rows draw from them."""
+    moves = []
+    for place, of_rules in enumerate(range(len(WAYS), 2 * len(WAYS))):
+        moves += [move(joins=of_rules, leaves=1 - place % 2), move(0, 1)]
+    recorded = both(tiny_models / "llama", moves).executor._recorded
+    assert recorded is not None
+    (bucket,) = recorded.drawing._buckets.values()
+    assert list(bucket.replays) == [DrawKind(WayToDraw.LIMITED, is_adjusted=True)]
 
 
 @needs_triton

@@ -634,16 +634,7 @@ def test_draws_of_all_numbers_of_rows_share_their_memory(process: KernelProcess)
         {"logit_bias": tuple((token, 1.0) for token in range(MOST_BIASES + 1))},
         {"min_tokens": 1, "stop_token_ids": tuple(range(450, 550)), "logit_bias": tuple((t, 1.0) for t in range(450))},
     ],
-    ids=[
-        "logprobs",
-        "grammar",
-        "bad words",
-        "a token twice",
-        "a large bias",
-        "a small bias",
-        "many biases",
-        "many tokens",
-    ],
+    ids=["logprobs", "grammar", "bad words", "a token twice", "much more", "much less", "many biases", "many tokens"],
 )
 def test_what_needs_the_host_is_not_drawn_by_the_device(changes: dict[str, Any]) -> None:
     assert WayToDraw.of(SamplingParams(max_tokens=9, seed=1, **changes), VOCAB) is None

@@ -52,8 +52,9 @@ def numbers_decoding(plans: list[StepPlan]) -> list[int]:
 
 def test_every_number_of_rows_that_is_recorded_is_made_in_each_way_the_largest_first() -> None:
     found = numbers_decoding(collected(SIZES))
+    assert found.pop(3) == 1, "one row whose logits are changed before a draw, while there is time for sure"
     made, others = found[:24], found[24:]
-    assert others == [1, 36, 32, 16, 8, 4, 2, 1], "one whose logits are changed before a draw; those of the host"
+    assert others == [36, 32, 16, 8, 4, 2, 1], "those of the host"
     assert set(made) == {bucket_of(num_rows, 36) for num_rows in range(1, 37)}
     assert all(made.count(num_rows) == 3 for num_rows in made)
     assert made[::3] == [36, 32, 16, 8, 4, 2, 1, 24]

@@ -142,7 +142,7 @@ class ResidentDecode:
         return _Run(
             of_rows,
             held=tuple([one.row for one in drawing]),
-            kind=DrawKind(way, bool(adjusted)),
+            kind=DrawKind.of(way, bool(adjusted)),
             learning=tuple([place for place, one in enumerate(drawing) if one.row.sampling.needs_history]),
             steps=DecodeRun(plan.step),
             num_steps=0,

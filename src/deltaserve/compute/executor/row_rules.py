@@ -50,9 +50,15 @@ class DrawKind(NamedTuple):
     """What a step computes to draw."""
 
     way: WayToDraw
-    """The widest that one of its rows needs."""
+    """At least the widest that one of its rows needs."""
     is_adjusted: bool = False
     """Whether rules of some row change its logits first."""
+
+    @classmethod
+    def of(cls, way: WayToDraw, is_adjusted: bool) -> "DrawKind":
+        """The kind of a step whose rows need these. One kind is recorded of all that are adjusted: the kernels of a
+        wider way have nothing to do where no row needs it."""
+        return cls(WayToDraw.LIMITED if is_adjusted else way, is_adjusted)
 
 
 def packed_rules(params: SamplingParams, prompt_len: int, way: WayToDraw, vocab_size: int) -> npt.NDArray[np.int64]:

@@ -90,14 +90,15 @@ def warm_up(compute: Callable[[StepPlan], StepResult], sizes: WarmUp, report: Ca
 
 def _decode_kinds(sizes: WarmUp) -> list[tuple[int, SamplingParams]]:
     """Numbers of tokens, and rules by which rows draw, of decode steps in the order in which they are made: each number
-    by each way to draw, one whose logits are changed before, and a few that the host draws for. Where rows guess, the
-    host draws by any rules."""
+    by each way to draw, behind the first one row whose logits are changed before, and at last a few that the host draws
+    for. Where rows guess, the host draws by any rules."""
     buckets = _buckets(sizes)
     if sizes.num_drafts or not buckets:
         return [(num_tokens, _RULES[0]) for num_tokens in buckets]
     kinds = [(num_tokens, rules) for num_tokens in buckets for rules in _RULES]
     of_host = [count for count in buckets if count & (count - 1) == 0 or count == buckets[0]]
-    return [*kinds, (1, _ADJUSTED), *((num_tokens, _OF_HOST) for num_tokens in of_host)]
+    kinds.insert(len(_RULES), (1, _ADJUSTED))
+    return [*kinds, *((num_tokens, _OF_HOST) for num_tokens in of_host)]
 
 
 def _buckets(sizes: WarmUp) -> list[int]:
