@@ -34,6 +34,7 @@ from deltaserve.core.ids import RowId, StepIndex
 from deltaserve.core.layout.shard import Shard
 from deltaserve.core.sampling import SamplingParams
 from deltaserve.core.tokens import TOKEN_BYTES, pack_u32
+from deltaserve.model.drafts.draft_algorithm import draft_algorithm
 from deltaserve.model.model_spec import ModelSpec
 from tests.compute.attention.step_tape import StepTape
 from tests.compute.attention.triton_process import needs_triton
@@ -106,8 +107,10 @@ class Steps(Rooms):
 
 def _loaded(path: Path, spec: ModelSpec, cache: Any, sizes: Any, *_: object) -> TorchExecutor:
     decoder: Any = Chances(spec)
+    make_drafter = draft_algorithm(sizes.drafts).make_drafter
+    drafter = None if make_drafter is None else make_drafter()
     with patch("deltaserve.compute.executor.runner.make_attention", lambda *_: Steps()):
-        return TorchExecutor(decoder, cache, sizes, torch.device("cpu"), None)
+        return TorchExecutor(decoder, cache, sizes, torch.device("cpu"), None, drafter)
 
 
 class OneByOne(Driver):
@@ -162,6 +165,10 @@ class Ahead(OneByOne):
     def drawn_in(self, step: int, row: int) -> int:
         self.results = [launched.wait() for launched in self.launched]
         return OneByOne.drawn_in(self, step, row)
+
+
+class Guessing(Ahead):
+    drafts = "NGRAM"
 
 
 @dataclass(frozen=True)
@@ -386,6 +393,16 @@ def test_steps_whose_logits_are_changed_are_recorded_as_one_kind(tiny_models: Pa
     assert recorded is not None
     (bucket,) = recorded.drawing._buckets.values()
     assert list(bucket.replays) == [DrawKind(WayToDraw.LIMITED, is_adjusted=True)]
+
+
+@needs_triton
+def test_where_texts_are_guessed_rows_are_in_no_run(tiny_models: Path) -> None:
+    """Who guesses reads all that was drawn, which the host does not learn of a run. Steps are launched nevertheless."""
+    path = tiny_models / "llama"
+    moves = (move(joins=1), move(joins=PENALISED), move(0, 1), move(0))
+    guessing = Guessing(path, StepTape())
+    assert Play(guessing).play(moves) == Play(OneByOne(path)).play(moves)
+    assert all(type(launched) is Launched for launched in guessing.launched)
 
 
 @needs_triton

@@ -37,6 +37,7 @@ from deltaserve.core.sampling import SamplingParams, TokenLogprobs
 from deltaserve.core.tokens import pack_u32
 from deltaserve.model.answer_grammars import AnswerGrammars
 from deltaserve.model.checkpoint_config import load_spec
+from deltaserve.model.drafts.draft_algorithm import OFF
 from deltaserve.model.model_spec import ModelSpec
 from deltaserve.model.shard_rules import ExpertPlacement
 from deltaserve.server.text.text_codec import TextCodec
@@ -69,6 +70,7 @@ class Driver:
     rounding = Rounding.OF_QUERY
     graph_rows: int | None = None
     piece_tokens: int | None = None
+    drafts = OFF
     least_likely = 0.0
     """Probability of all guesses at a row below which no further one is made."""
 
@@ -89,7 +91,7 @@ class Driver:
         sizes = ExecutorSizes(pools, max_rows=32, max_context_len=512, attention_backend=self.attention)
         sizes = replace(sizes, quantization=self.quantization, rounding=self.rounding)
         sizes = replace(sizes, graph_rows=self.graph_rows, piece_tokens=self.piece_tokens, recorder=self.recorder)
-        sizes = replace(sizes, grammars=grammars_of(path))
+        sizes = replace(sizes, grammars=grammars_of(path), drafts=self.drafts)
 
         def load(collective: Collective) -> TorchExecutor:
             partners = Partners(collective, self.expert_group)
