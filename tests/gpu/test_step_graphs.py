@@ -14,9 +14,17 @@ from tests.compute.attention.attention_world import Shape
 from tests.compute.attention.fixed_states_checks import check_fixed_states
 from tests.compute.attention.test_fixed_step import LENS, check_recorded
 from tests.compute.attention.triton_process import needs_triton
-from tests.compute.executor.replayed_drafts import EagerDrafts, RecordedDrafts, answers, verify_together
+from tests.compute.executor.replayed_drafts import (
+    DECODING,
+    NUM_VERIFYING,
+    EagerDrafts,
+    RecordedDrafts,
+    Replays,
+    answers,
+    verify_together,
+)
 from tests.compute.executor.replaying import EagerDriver, Repeating, ReplayingDriver, decode_together
-from tests.compute.layers.dense_heads import HEADS, drafting
+from tests.compute.layers.dense_heads import HEADS
 from tests.gpu.unwaiting import check_launch_waits_for_nothing
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"), needs_triton]
@@ -75,12 +83,15 @@ def test_tokens_are_those_of_steps_without_graphs(tiny_models: Path, recorder: G
 @pytest.mark.parametrize("name", HEADS)
 def test_replays_verify_and_guess_as_their_calls_do(tiny_models: Path, recorder: GraphRecorder, name: str) -> None:
     """Products of as many rows, so to the bit: what is drawn, guesses, pages of the model and of the head."""
-    right = answers(EagerDriver(drafting(tiny_models, name)[0], "cuda"))
-    want = verify_together(RecordedDrafts(tiny_models, name, Repeating(), "cuda"), right)
-    driver = RecordedDrafts(tiny_models, name, recorder, "cuda")
-    got = verify_together(driver, right)
+    calling, driver = (RecordedDrafts(tiny_models, name, by, "cuda") for by in (Repeating(), recorder))
+    right = answers(RecordedDrafts(tiny_models, name, Repeating(), "cuda"))
+    want, replays = verify_together(calling, right), Replays()
+    with replays.counted():
+        got = verify_together(driver, right)
     recorded = driver.executor._recorded
     assert recorded is not None and not recorded.recordings.has_failed, "see the warning that begins with CUDA graphs"
+    assert replays.num_verifying == (0 if driver.executor._decoder.spec.recurrent else NUM_VERIFYING)
+    assert replays.num_passes >= len(DECODING)
     for step, (ours, theirs) in enumerate(zip(got.results, want.results, strict=True)):
         assert ours == theirs, f"step {step}"
     assert all(torch.equal(*pages) for pages in zip(got.pages, want.pages, strict=True))
@@ -90,7 +101,7 @@ def test_replays_verify_and_guess_as_their_calls_do(tiny_models: Path, recorder:
 def test_rows_with_guesses_draw_what_they_do_without_graphs(
     tiny_models: Path, recorder: GraphRecorder, name: str
 ) -> None:
-    right = answers(EagerDriver(drafting(tiny_models, name)[0], "cuda"))
+    right = answers(EagerDrafts(tiny_models, name, "cuda"))
     want = verify_together(EagerDrafts(tiny_models, name, "cuda"), right)
     got = verify_together(RecordedDrafts(tiny_models, name, recorder, "cuda"), right)
     for step, (ours, theirs) in enumerate(zip(got.results, want.results, strict=True)):

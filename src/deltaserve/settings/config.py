@@ -438,7 +438,8 @@ class SchedulingSettings(Group):
         "; ".join(
             (
                 "on a GPU: ask for each kernel of each step; otherwise decode steps are recorded once for each of a "
-                "few numbers of requests, others in pieces between attention, and replayed (on one rank)",
+                "few numbers of requests, or of tokens where guesses are verified, others in pieces between attention, "
+                "and replayed (on one rank)",
                 *branch_help(ATTENTION, "disable_cuda_graph"),
             )
         ),
@@ -448,7 +449,7 @@ class SchedulingSettings(Group):
     cuda_graph_max_bs: Rows = option(
         256,
         "requests of the largest decode step that is recorded, no more than --max-running-requests; tokens of the "
-        "largest that verifies guesses",
+        "largest that verifies guesses, and of a draft head's passes",
         commands=COMPUTING,
         use="rare",
     )

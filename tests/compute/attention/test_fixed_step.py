@@ -374,6 +374,14 @@ def check_room(shape: Shape) -> None:
     assert not step.share(replace(to_come, shared=runs))
     assert step.shared_tokens == 128, "what does not fit changes nothing"
     assert larger.attention[0].work.capacity == WorkCapacity(3, results=32, short=32, long=0, listed=11, pages=0)
+    with patch.object(kernels, "_LEAST_ROOM", 8):
+        wide = step.widened(large.put(world.decoding(lens, (2, 1, 0))))
+        sharing = larger.widened(replace(to_come, shared=runs))
+        few = sharing.widened(fitting).attention[0].work.capacity
+    assert wide.holds(more.ends, more.lens) and sharing.holds(more.ends, more.lens)
+    assert sharing.attention[0].work.capacity.listed > wide.attention[0].work.capacity.listed == 11
+    assert few == sharing.attention[0].work.capacity, "what alternates is recorded once more, not each time"
+    assert backend.max_keys >= max(lens)
 
 
 @needs_triton

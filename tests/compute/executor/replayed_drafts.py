@@ -1,13 +1,19 @@
 """A driver with a draft head whose steps and passes are recorded, and a schedule of rows that verify guesses."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from deltaserve.compute.executor.given_graphs import GivenGraphs
+from deltaserve.compute.executor.head_graphs import HeadGraphs
+from deltaserve.compute.executor.head_passes import HeadPass
+from deltaserve.compute.executor.inputs import StepInputs
 from deltaserve.compute.executor.step_recorder import StepRecorder
 from deltaserve.control.sched.plan import ItemResult, PlanItem, SharedRun, TokenValues
 from deltaserve.core.ids import RowId
@@ -31,6 +37,8 @@ GUESSED: tuple[tuple[tuple[int, int], ...], ...] = (
     ((3, 1), (3, 3), (2, 0), (3, 2)),
 )
 """Guesses of each that are verified, and how many are right."""
+NUM_VERIFYING = 4
+"""Steps in which some row has guesses."""
 ANSWER_LEN = 16
 MAX_TOKENS = 16
 """Tokens of a recorded step, as many as the last one has."""
@@ -64,6 +72,34 @@ class RecordedGuesses(RecordingDriver):
     """Verifies guesses of anybody's."""
 
     graph_rows = MAX_TOKENS
+
+
+class Replays:
+    """Counts what is replayed."""
+
+    def __init__(self) -> None:
+        self.num_verifying = 0
+        """Steps with guesses."""
+        self.num_passes = 0
+        """Passes of a head."""
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Within."""
+        step, head_pass = GivenGraphs._prepared, HeadGraphs._prepared
+
+        def of_step(graphs: GivenGraphs, inputs: StepInputs, number: int) -> Any:
+            found = step(graphs, inputs, number)
+            self.num_verifying += bool(inputs.batch.undecided)
+            return found
+
+        def of_pass(graphs: HeadGraphs, of: HeadPass, number: int) -> Any:
+            found = head_pass(graphs, of, number)
+            self.num_passes += 1
+            return found
+
+        with patch.object(GivenGraphs, "_prepared", of_step), patch.object(HeadGraphs, "_prepared", of_pass):
+            yield
 
 
 class Verified(NamedTuple):

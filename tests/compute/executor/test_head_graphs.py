@@ -4,25 +4,38 @@ step by itself, to the bit."""
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from deltaserve.compute.executor.head_graphs import HeadGraphs
+from deltaserve.compute.executor.head_passes import Guesses, HeadPass, RowPiece
 from deltaserve.compute.executor.launched import AtOnce
+from deltaserve.compute.executor.recordings import Recordings
+from deltaserve.compute.executor.resident_rows import ResidentRows
 from deltaserve.compute.executor.step_recorder import StepRecorder
+from deltaserve.compute.memory.page_table import PageTable
+from deltaserve.core.ids import RowId
 from tests.cells import cells
 from tests.compute.attention.step_tape import StepTape
 from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
 from tests.compute.executor.replayed_drafts import (
     DECODING,
+    NUM_VERIFYING,
     EagerDrafts,
     RecordedDrafts,
     RecordedGuesses,
+    Replays,
+    Verified,
     answers,
     verify_together,
 )
 from tests.compute.executor.replaying import EagerDriver, as_on_a_gpu, with_parts
 from tests.compute.executor.test_launched import LaunchingDriver, prompt_item, rules
+from tests.compute.executor.test_step_graphs import Counting, Rooms
 from tests.compute.executor.world import Driver, random_tokens
 from tests.compute.layers.dense_heads import HEADS, drafting
 from tests.fixtures.tiny_models import EAGLE3_HEAD
@@ -30,18 +43,27 @@ from tests.fixtures.tiny_models import EAGLE3_HEAD
 
 def check_replays(
     eager: Driver, recorded: Callable[[StepRecorder], Driver], right: Sequence[Sequence[int]], shares: Sequence[bool]
-) -> None:
+) -> Verified:
+    """Returns what it comes to without recordings."""
     want = verify_together(eager, right)
     for shares_runs in shares:
-        tape = StepTape()
+        tape, replays = StepTape(), Replays()
         driver = recorded(tape)
-        got = verify_together(driver, right, shares_runs)
-        assert got.results == want.results
-        assert all(torch.equal(*pages) for pages in zip(got.pages, want.pages, strict=True))
+        with replays.counted():
+            got = verify_together(driver, right, shares_runs)
+        check_same(got, want)
         assert tape.num_recorded <= 10
         steps = driver.executor._recorded
         assert steps is not None and not steps.recordings.has_failed
-        assert tape.num_replayed >= len(DECODING)
+        waits = bool(driver.executor._decoder.spec.recurrent)
+        assert replays.num_verifying == (0 if waits else NUM_VERIFYING)
+        assert (replays.num_passes >= len(DECODING)) is (driver.executor._guessing is not None)
+    return want
+
+
+def check_same(got: Verified, want: Verified) -> None:
+    assert got.results == want.results
+    assert all(torch.equal(*pages) for pages in zip(got.pages, want.pages, strict=True))
 
 
 def check_guesses(folder: Path) -> None:
@@ -58,11 +80,33 @@ def test_replays_verify_guesses_as_steps_do(
     run_in(process, check_guesses, with_parts(tiny_models / name, tmp_path, layers))
 
 
+class FailingTape(StepTape):
+    """Its fourth recording fails behind its run: that of a pass whose features a replay has left, see `GUESSED`."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        if self.num_recorded == 3:
+            run()
+            raise RuntimeError("out of memory")
+        return StepTape.record(self, run)
+
+
+def check_failure(tiny_models: Path, name: str, right: Sequence[Sequence[int]], want: Verified) -> None:
+    """In the middle of guesses: they go on from what the passes before have left."""
+    driver = RecordedDrafts(tiny_models, name, FailingTape())
+    replays = Replays()
+    with replays.counted():
+        check_same(verify_together(driver, right), want)
+    assert driver.executor._recorded is not None and driver.executor._recorded.recordings.has_failed
+    assert replays.num_verifying == 1 and replays.num_passes > 1
+
+
 def check_head(tiny_models: Path, name: str) -> None:
     right = answers(Driver(drafting(tiny_models, name)[0]))
     with nullcontext() if name == EAGLE3_HEAD else as_on_a_gpu("cpu"):
         eager = EagerDrafts(tiny_models, name)
-        check_replays(eager, lambda tape: RecordedDrafts(tiny_models, name, tape), right, (True,))
+        want = check_replays(eager, lambda tape: RecordedDrafts(tiny_models, name, tape), right, (True,))
+        if name == EAGLE3_HEAD:
+            check_failure(tiny_models, name, right, want)
 
 
 @needs_triton
@@ -95,3 +139,24 @@ def check_nothing_stays_unread(tiny_models: Path) -> None:
 def test_a_head_reads_what_rows_draw_at_once(process: KernelProcess, tiny_models: Path) -> None:
     """Whether it is asked for guesses or not: no step draws on the device alone."""
     run_in(process, check_nothing_stays_unread, tiny_models)
+
+
+def test_a_pass_that_asks_behind_most_of_its_tokens_is_launched() -> None:
+    """Where what is left of a prompt is one token: no recording has room for so many."""
+    rows = ResidentRows(PageTable(1, 4, 9), 1, 4, torch.device("cpu"))
+    head: Any = SimpleNamespace(feature_size=1, dtype=torch.float32)
+    launched, attention, recorder = Launched(), Rooms(), Counting()
+    graphs = HeadGraphs(head, (attention, 0, rows), 8, Recordings(recorder), launched)
+    pieces = [RowPiece(RowId(row), 5, np.zeros(length, np.int64)) for row, length in enumerate((1, 1, 2))]
+    of = HeadPass(pieces, torch.zeros(4, 1), (0, 1, 2), 16, 0.0)
+    assert graphs.run(of) is launched.found
+    assert not attention.made and not recorder.num_asked
+
+
+class Launched:
+    """In place of passes that are launched."""
+
+    found = Guesses((1, 2, 3), (1.0, 1.0, 1.0), torch.zeros(3, 1))
+
+    def run(self, of: HeadPass) -> Guesses:
+        return self.found

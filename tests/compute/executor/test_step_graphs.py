@@ -4,6 +4,7 @@ itself, to the bit; and which steps those are."""
 import importlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -14,9 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import Batch, Query, StepAttention, StepStates
+from deltaserve.compute.attention.attention import Batch, Query, Shared, StepAttention, StepStates
 from deltaserve.compute.attention.fixed_step import FixedStepBackend, RowsOnDevice, RowsToCome
 from deltaserve.compute.attention.plan import Int64s
+from deltaserve.compute.executor import given_rows
 from deltaserve.compute.executor.given_graphs import GivenGraphs
 from deltaserve.compute.executor.inputs import StepInputs, UnreadTokens, Wanted
 from deltaserve.compute.executor.randomness import uniform
@@ -37,6 +39,7 @@ from deltaserve.compute.executor.step_graphs import StepGraphs
 from deltaserve.compute.layers.decoder import Hidden
 from deltaserve.compute.memory.page_table import PageTable
 from deltaserve.control.sched.plan import PageUpdate
+from deltaserve.core.errors import StateError
 from deltaserve.core.ids import PageId, PoolId, RowId
 from deltaserve.core.layout.shard import Shard
 from deltaserve.core.sampling import SamplingParams
@@ -192,12 +195,18 @@ class Sums:
         normed = (tokens + 1000 * positions)[:, None]
         return Hidden(normed, -normed, None)
 
+    def hidden_memory(self, num_tokens: int) -> Hidden:
+        normed = torch.zeros((num_tokens, 1), dtype=torch.int64)
+        return Hidden(normed, normed.clone(), None)
+
     def stored_logits(self, hidden: Tensor) -> Tensor:
         return torch.arange(VOCAB).eq(hidden % VOCAB).to(torch.float32) * 100.0
 
 
 class Rooms(FixedStepBackend):
     """In place of attention. A step has room for positions less than a power of two."""
+
+    max_keys = 144
 
     def __init__(self) -> None:
         self.made: list[tuple[int, int]] = []
@@ -207,7 +216,7 @@ class Rooms(FixedStepBackend):
     def fixed_step(self, on_device: RowsOnDevice, rows: RowsToCome) -> "Room":
         room = 1 << int(rows.ends.max() - 1).bit_length()
         self.made.append((len(on_device.lines), room))
-        return Room(self, room)
+        return Room(self, on_device, room)
 
     def fixed_group(self, on_device: RowsOnDevice, rows: RowsToCome, group: int) -> "Room":
         return self.fixed_step(on_device, rows)
@@ -218,8 +227,8 @@ class Room:
     states: Sequence[StepStates] = ()
     shared_tokens = 0
 
-    def __init__(self, rooms: Rooms, most: int) -> None:
-        self._rooms, self._most = rooms, most
+    def __init__(self, rooms: Rooms, on_device: RowsOnDevice, most: int) -> None:
+        self._rooms, self._on_device, self._most = rooms, on_device, most
 
     def plan(self) -> None:
         self._rooms.num_planned += 1
@@ -230,6 +239,9 @@ class Room:
     def share(self, rows: RowsToCome) -> bool:
         self._rooms.shared.append(rows)
         return True
+
+    def widened(self, rows: RowsToCome) -> "Room":
+        return self._rooms.fixed_step(self._on_device, rows)
 
 
 class Counting(Repeating):
@@ -464,6 +476,49 @@ def test_where_a_recording_fails_steps_go_on_without(caplog: pytest.LogCaptureFi
         "CUDA graphs: none from now on; to record a step of 2 tokens ends with "
         "RuntimeError: operation not permitted when stream is capturing"
     ]
+
+
+def test_a_row_past_its_pages_fails_the_step_alone() -> None:
+    """The device would read the pages of the next row's line, and store keys there."""
+    _, graphs, rows, _, recorder = Replaying.of(4)
+    assert graphs.forward(inputs_of([1], [143])) is not None
+    told = rows.last_drawn.clone()
+    for starts, lens in (([144], ()), ([1, 144], ()), ([142], (3,))):
+        with pytest.raises(StateError, match="in page tables for 144"):
+            graphs.forward(inputs_of([1] * (sum(lens) or len(starts)), starts, None, lens))
+    assert torch.equal(rows.last_drawn, told)
+    assert graphs.forward(inputs_of([1], [143])) is not None
+    assert recorder.num_asked == 1
+
+
+def test_what_fails_on_the_host_ends_no_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is what was recorded with less room than there is since replayed behind it."""
+    drawing, graphs, rows, rooms, recorder = Replaying.of(4)
+    assert graphs.forward(inputs_of([1], [3])) is not None
+    with monkeypatch.context() as broken:
+        broken.setattr(given_rows, "write_over", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            graphs.forward(inputs_of([1], [9]))
+    assert rooms.made == [(1, 4), (1, 16)]
+    assert graphs.forward(inputs_of([1], [9])) is not None
+    assert (recorder.num_asked, len(rooms.made)) == (2, 2)
+    runs, row = (Shared(0, 16, (0, 1)),), DecodingRows((RowId(0),), np.array([1]), {RowId(0): 1}, (), 16)
+    kind = DrawKind(WayToDraw.LARGEST)
+    assert drawing.draw(row, kind) is not None
+    with monkeypatch.context() as broken:
+        broken.setattr(Room, "share", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            drawing.draw(replace(row, shared=runs), kind)
+    rows.forget()
+    assert drawing.draw(row, kind) is not None
+    assert recorder.num_asked == 4
+
+
+def test_steps_leave_what_they_compute_in_the_same_memory() -> None:
+    """So no number of tokens has memory of its own for it."""
+    _, graphs, _, _, _ = Replaying.of(8)
+    found = [graphs.forward(inputs_of([1] * count, [1] * count)) for count in (1, 5, 8)]
+    assert len({hidden.normed.data_ptr() for hidden in found if hidden is not None}) == 1
 
 
 def test_a_recording_that_fails_leaves_rows_where_they_stood(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from deltaserve.compute.attention.attention import Shared, StepAttention, StepStates
+from deltaserve.compute.attention.attention import Batch, Shared, StepAttention, StepStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,15 @@ class RowsToCome:
     lens: npt.NDArray[np.int64]  # [n] positions that it computes
     shared: tuple[Shared, ...]
     split_tokens: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> "RowsToCome":
+        columns = np.array([(query.line, query.q_end, query.q_len) for query in batch.queries], np.int64).reshape(-1, 3)
+        return cls(columns[:, 0], columns[:, 1], columns[:, 2], batch.shared, batch.split_tokens)
+
+    def positions(self) -> npt.NDArray[np.int64]:
+        """[T] of its tokens, row after row"""
+        return np.repeat(self.ends - self.lens.cumsum(), self.lens) + np.arange(self.lens.sum())
 
 
 class FixedStep(Protocol):
@@ -78,9 +87,19 @@ class FixedStep(Protocol):
         changed."""
         ...
 
+    def widened(self, rows: RowsToCome) -> "FixedStep":
+        """One in its place, with its room and with room for as much work as `rows` have. So steps that need much of
+        one thing and steps that need much of another fit in the same before long."""
+        ...
+
 
 class FixedStepBackend(ABC):
     """An AttentionBackend that has such steps."""
+
+    @property
+    @abstractmethod
+    def max_keys(self) -> int:
+        """Keys of a row, at most: what page tables have room for. The device does not check it."""
 
     @abstractmethod
     def fixed_step(self, on_device: RowsOnDevice, rows: RowsToCome) -> FixedStep:

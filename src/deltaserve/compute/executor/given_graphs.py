@@ -12,12 +12,12 @@ from functools import partial
 from torch import Tensor
 
 from deltaserve.compute.attention.attention import Batch
-from deltaserve.compute.attention.fixed_step import FixedStepBackend
+from deltaserve.compute.attention.fixed_step import FixedStepBackend, RowsToCome
 from deltaserve.compute.attention.scratch_limits import MAX_TILED_LEN
 from deltaserve.compute.executor.given_rows import GivenStep
 from deltaserve.compute.executor.inputs import StepInputs
 from deltaserve.compute.executor.recordable_models import why_no_guesses
-from deltaserve.compute.executor.recordings import Recordings, bucket_of
+from deltaserve.compute.executor.recordings import RecordingFailed, Recordings, bucket_of
 from deltaserve.compute.executor.resident_rows import ResidentRows
 from deltaserve.compute.layers.decoder import Decoder, Hidden
 from deltaserve.compute.memory.host_arrays import on_device
@@ -28,17 +28,22 @@ _log = logging.getLogger(__name__)
 class _RecordedForward:
     """A step of one number of tokens, and what replays left."""
 
-    def __init__(self, decoder: Decoder, step: GivenStep) -> None:
+    def __init__(self, decoder: Decoder, step: GivenStep, hidden: Hidden) -> None:
+        """`hidden`: of all tokens that there is room for, as each run or replay leaves them."""
         self._decoder = decoder
         self.step = step
+        self.hidden = hidden
         self.replay: Callable[[], None] | None = None
-        self.hidden: Hidden | None = None
-        """Hidden states of all tokens that there is room for, as the last run or replay left them."""
 
     def run(self) -> None:
         step = self.step
         step.plan()
-        self.hidden = self._decoder.forward(step.rows.tokens, step.rows.positions, step.attention, None, step.states)
+        found = self._decoder.forward(step.rows.tokens, step.rows.positions, step.attention, None, step.states)
+        kept = self.hidden
+        _keep(kept.normed, found.normed)
+        _keep(kept.residual, found.residual)
+        if found.read is not None and kept.read is not None:
+            _keep(kept.read, found.read)
 
 
 class GivenGraphs:
@@ -61,6 +66,8 @@ class GivenGraphs:
         self._why_no_guesses = why_no_guesses(decoder.spec)
         self._has_told = False
         self._buckets: dict[int, _RecordedForward] = {}
+        self._hidden: Hidden | None = None
+        """The same memory for all of them: only one is computed at a time."""
 
     def forward(self, inputs: StepInputs) -> Hidden | None:
         """Hidden states of all tokens of the step, valid until anything else is replayed. None: it is none of those
@@ -69,18 +76,20 @@ class GivenGraphs:
         if num_tokens > self._max_tokens or len(inputs.wanted.tokens) != num_tokens or not self._has(inputs.batch):
             return None
         if self._recordings.has_failed:
-            self._buckets.clear()
+            self._drop()
             return None
         self._resident.tell_pages()
-        number = bucket_of(num_tokens, self._max_tokens)
-        found = self._recordings.prepared(f"a step of {number} tokens", partial(self._prepared, inputs, number))
-        if found is None or found.replay is None:
-            self._buckets.clear()
+        try:
+            replay, hidden = self._prepared(inputs, bucket_of(num_tokens, self._max_tokens))
+        except RecordingFailed:
+            self._drop()
             return None
-        found.replay()
-        hidden = found.hidden
-        assert hidden is not None
-        return Hidden(hidden.normed[:num_tokens], hidden.residual[:num_tokens], _first(hidden.read, num_tokens))
+        replay()
+        return _first(hidden, num_tokens)
+
+    def _drop(self) -> None:
+        self._buckets.clear()
+        self._hidden = None
 
     def _has(self, batch: Batch) -> bool:
         """Whether its rows compute no more than a token and guesses behind it."""
@@ -95,23 +104,37 @@ class GivenGraphs:
             for index, query in enumerate(batch.queries)
         )
 
-    def _prepared(self, inputs: StepInputs, number: int) -> _RecordedForward:
-        found = self._buckets.get(number)
-        if found is None:
-            found = _RecordedForward(self._decoder, GivenStep(self._resident, number, self._attention.fixed_step))
-            self._buckets[number] = found
+    def _prepared(self, inputs: StepInputs, number: int) -> tuple[Callable[[], None], Hidden]:
+        what, rows = f"a step of {number} tokens", RowsToCome.of(inputs.batch)
+        found = self._buckets.get(number) or self._recordings.attempt(what, partial(self._made, number))
+        self._buckets[number] = found
         step, unread = found.step, inputs.unread
-        fits = step.prepare(inputs.batch, inputs.tokens)
+        if not step.has_room(rows):
+            found.replay = None
+            self._recordings.attempt(what, partial(step.make_room, rows))
+        step.rows.tell(rows, inputs.tokens)
         if len(unread.places):
             device = step.rows.tokens.device
             drawn = self._resident.last_drawn.index_select(0, on_device(unread.rows, device))
             step.rows.tokens.index_copy_(0, on_device(unread.places, device), drawn)
-        if found.replay is None or not fits:
+        if found.replay is None:
             with step.rows.standing():
-                found.replay = self._recordings.record(found.run)
-            _log.debug("CUDA graphs: a step of %d tokens is recorded", number)
-        return found
+                found.replay = self._recordings.record(what, found.run)
+            _log.debug("CUDA graphs: %s is recorded", what)
+        return found.replay, found.hidden
+
+    def _made(self, number: int) -> _RecordedForward:
+        if self._hidden is None:
+            self._hidden = self._decoder.hidden_memory(self._max_tokens)
+        step = GivenStep(self._resident, number, self._attention.fixed_step, self._attention.max_keys)
+        return _RecordedForward(self._decoder, step, _first(self._hidden, number))
 
 
-def _first(values: Tensor | None, count: int) -> Tensor | None:
-    return None if values is None else values[:count]
+def _keep(kept: Tensor, made: Tensor) -> None:
+    assert (kept.shape, kept.dtype) == (made.shape, made.dtype)
+    kept.copy_(made)
+
+
+def _first(hidden: Hidden, count: int) -> Hidden:
+    read = None if hidden.read is None else hidden.read[:count]
+    return Hidden(hidden.normed[:count], hidden.residual[:count], read)

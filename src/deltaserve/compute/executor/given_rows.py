@@ -8,11 +8,12 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from deltaserve.compute.attention.attention import Batch, StepAttention, StepStates
+from deltaserve.compute.attention.attention import StepAttention, StepStates
 from deltaserve.compute.attention.fixed_step import FixedStep, RowsOnDevice, RowsToCome
 from deltaserve.compute.attention.scratch_limits import MAX_TILED_LEN
 from deltaserve.compute.executor.resident_rows import Int64s, ResidentRows
 from deltaserve.compute.memory.host_arrays import write_over
+from deltaserve.core.errors import StateError
 
 _LINES, _STARTS, _LENS, _TOKENS, _POSITIONS, _COUNTS, _NUM_FIELDS = range(7)
 _ALIGNED = 2
@@ -29,6 +30,7 @@ class GivenRows:
     def __init__(self, resident: ResidentRows, room: int) -> None:
         """`resident`: whose page tables they read."""
         own = resident.on_device(1)
+        self._room = room
         self._nobody = len(own.positions) - 1
         width = max(_LEAST_WIDTH, -(-room // _ALIGNED) * _ALIGNED)
         self._memory = torch.zeros((_NUM_FIELDS, width), dtype=torch.int64, device=own.lines.device)
@@ -46,15 +48,16 @@ class GivenRows:
             tables=own.tables,
         )
 
-    def tell(self, batch: Batch, tokens: Int64s) -> None:
+    def tell(self, rows: RowsToCome, tokens: Int64s) -> None:
         """Tell the device of the step to come: `tokens` [T] of its rows."""
+        num_rows, num_tokens = len(rows.lines), len(tokens)
+        assert num_rows <= self._room and num_tokens <= self._room, f"{num_rows} rows, {num_tokens} of {self._room}"
         packed = np.zeros(self._memory.shape, np.int64)
         packed[_LINES] = self._nobody
-        num_rows, num_tokens = len(batch.queries), len(tokens)
-        for field, name in ((_LINES, "line"), (_STARTS, "q_start"), (_LENS, "q_len")):
-            packed[field, :num_rows] = [getattr(query, name) for query in batch.queries]
+        for field, values in ((_LINES, rows.lines), (_STARTS, rows.ends - rows.lens), (_LENS, rows.lens)):
+            packed[field, :num_rows] = values
         packed[_TOKENS, :num_tokens] = tokens
-        packed[_POSITIONS, :num_tokens] = batch.positions() if num_tokens else 0
+        packed[_POSITIONS, :num_tokens] = rows.positions()
         counts = packed[_COUNTS].view(np.int32)[:: 2 * _ALIGNED]
         counts[:3] = num_rows, num_rows, num_tokens
         write_over(self._memory, packed)
@@ -77,12 +80,14 @@ class GivenRows:
 class GivenStep:
     """Such rows and their attention."""
 
-    def __init__(self, resident: ResidentRows, room: int, make: MakeFixedStep) -> None:
-        """`make`: see FixedStepBackend."""
+    def __init__(self, resident: ResidentRows, room: int, make: MakeFixedStep, max_keys: int) -> None:
+        """`make`, `max_keys`: see FixedStepBackend."""
         self.rows = GivenRows(resident, room)
         self._make = make
+        self._max_keys = max_keys
         self._fixed: FixedStep | None = None
-        self._has_shared = False
+        self._may_share = False
+        """Whether what the device knows of shared runs may be more than nothing."""
 
     @property
     def attention(self) -> Sequence[StepAttention]:
@@ -94,28 +99,29 @@ class GivenStep:
         assert self._fixed is not None
         return self._fixed.states
 
-    def prepare(self, batch: Batch, tokens: Int64s) -> bool:
-        """Tell the device of the step to come: `tokens` [T] of its rows. False: it needs more room than there was, and
-        what was recorded with it is of no use."""
-        fits = self._fits(_to_come(batch))
-        self.rows.tell(batch, tokens)
-        return fits
+    def has_room(self, rows: RowsToCome) -> bool:
+        """Whether there is room for the step to come; the device is told what its rows share. Raises StateError where
+        a row is longer than page tables are: the device would write what the next row's line says."""
+        if int(rows.ends.max(initial=0)) > self._max_keys:
+            raise StateError(f"a row of {rows.ends.max()} positions, in page tables for {self._max_keys}")
+        fixed = self._fixed
+        if fixed is None or not fixed.holds(rows.ends, rows.lens):
+            return False
+        if rows.shared or self._may_share:
+            self._may_share = True
+            if not fixed.share(rows):
+                return False
+            self._may_share = bool(rows.shared)
+        return True
 
-    def _fits(self, rows: RowsToCome) -> bool:
-        fixed, tells_shared = self._fixed, bool(rows.shared) or self._has_shared
-        fits = fixed is not None and fixed.holds(rows.ends, rows.lens) and (not tells_shared or fixed.share(rows))
-        if not fits:
-            self._fixed = self._make(self.rows.on_device, rows)
-        self._has_shared = bool(rows.shared)
-        return fits
+    def make_room(self, rows: RowsToCome) -> None:
+        """Have room for the step to come, too. What was recorded before is of no use."""
+        fixed = self._fixed
+        self._fixed = self._make(self.rows.on_device, rows) if fixed is None else fixed.widened(rows)
+        self._may_share = bool(rows.shared)
 
     def plan(self) -> None:
         """Have the device make the work list. Recorded before `attention` and `states` are used."""
         assert self._fixed is not None
         self.rows.place()
         self._fixed.plan()
-
-
-def _to_come(batch: Batch) -> RowsToCome:
-    columns = np.array([(query.line, query.q_end, query.q_len) for query in batch.queries], np.int64).reshape(-1, 3)
-    return RowsToCome(columns[:, 0], columns[:, 1], columns[:, 2], batch.shared, batch.split_tokens)

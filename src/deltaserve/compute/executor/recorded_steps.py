@@ -76,5 +76,6 @@ def make_recorded_steps(
     if not isinstance(attention, FixedStepBackend):
         _log.info("CUDA graphs: none of decode steps (its attention backend has no such steps)")
         return None
-    _log.info("CUDA graphs: of decode steps of up to %d rows, recorded when they come first", most[0])
+    text = "CUDA graphs: of decode steps of up to %d rows, or %d tokens with guesses, recorded when they come first"
+    _log.info(text, *most)
     return RecordedSteps(decoder, attention, resident, most, recorder)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from deltaserve.compute.executor.step_recorder import StepRecorder
@@ -9,7 +10,7 @@ from deltaserve.compute.executor.step_recorder import StepRecorder
 _log = logging.getLogger(__name__)
 _FEW = 8
 """Up to here sizes of recorded steps are powers of two, from here multiples of this: little is computed in vain."""
-_Prepared = TypeVar("_Prepared")
+_Made = TypeVar("_Made")
 
 
 def bucket_of(count: int, most: int) -> int:
@@ -18,8 +19,12 @@ def bucket_of(count: int, most: int) -> int:
     return min(most, few if count <= _FEW else many)
 
 
+class RecordingFailed(Exception):
+    """Nothing is recorded from now on, as the log says: whoever asked for it drops what it has of recordings."""
+
+
 class Recordings:
-    """For one thread. Where a recording fails, whoever asked for one drops what it has of them."""
+    """For one thread."""
 
     def __init__(self, recorder: StepRecorder, none: str = "none") -> None:
         """`none`: how the log calls that these are no more."""
@@ -37,24 +42,34 @@ class Recordings:
         found, self._num_recorded = self._num_recorded, 0
         return found
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """See StepRecorder."""
+    def record(self, what: str, run: Callable[[], None]) -> Callable[[], None]:
+        """See StepRecorder; `what` it is, for the log. Raises RecordingFailed."""
         self._num_recorded += 1
-        return self._recorder.record(run)
+        return self.attempt(what, partial(self._recorder.record, run))
 
     def record_each(self, runs: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
-        """See StepRecorder."""
+        """See StepRecorder. Raises whatever ends a recording: within `prepared`."""
         self._num_recorded += len(runs)
         return self._recorder.record_each(runs)
 
-    def prepared(self, what: str, prepare: Callable[[], _Prepared]) -> _Prepared | None:
-        """What `prepare` returns, which may record. None: it failed, now or before, as the log says of `what`."""
+    def prepared(self, what: str, prepare: Callable[[], _Made]) -> _Made | None:
+        """What `prepare` returns, which may record. None: it failed, now or before."""
         if self._has_failed:
             return None
         try:
-            return prepare()
+            return self.attempt(what, prepare)
+        except RecordingFailed:
+            return None
+
+    def attempt(self, what: str, make: Callable[[], _Made]) -> _Made:
+        """What `make` returns: what has to be there to record `what`. Raises RecordingFailed where it raises anything.
+
+        Only for the device's part. What the host does wrong in a step ends that step, and no recordings.
+        """
+        try:
+            return make()
         except Exception as problem:  # a driver's, a library's: any of them leaves steps as they are without graphs
             reason = f"{type(problem).__name__}: {problem}".partition("\n")[0]
             _log.warning("CUDA graphs: %s from now on; to record %s ends with %s", self._none, what, reason)
             self._has_failed = True
-            return None
+            raise RecordingFailed(what) from problem

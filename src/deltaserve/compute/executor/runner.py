@@ -80,7 +80,8 @@ class ExecutorSizes:
     quantization: Quantization = "auto"
     """Which matrices are codes; none are where the native library does not compute."""
     graph_rows: int | None = None
-    """Rows of the largest decode step that is recorded and replayed; None: none is."""
+    """Rows of the largest decode step that is recorded and replayed, and tokens of one that the host draws for, or of a
+    draft head's pass; None: none is."""
     piece_tokens: int | None = None
     """Tokens of the largest other step that is recorded in pieces; None: none is. See `most_piece_tokens`."""
     recorder: Callable[[torch.device], StepRecorder | None] = recorder_of
@@ -114,7 +115,8 @@ class TorchExecutor:
 
     `launch` gives a step to a device that computes beside the host, and the step behind it before anybody has read
     what the first one drew: its tokens stay in the device's memory. Steps whose tokens the host must see at once
-    (guesses, log-probabilities, grammars, bad words, several ranks) are computed as by `execute`.
+    (guesses, log-probabilities, grammars, bad words, several ranks) are computed as by `execute`, which waits for the
+    device.
     """
 
     def __init__(

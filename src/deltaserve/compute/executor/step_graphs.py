@@ -19,7 +19,7 @@ from torch import Tensor
 from deltaserve.compute.attention.attention import Shared
 from deltaserve.compute.attention.fixed_step import FixedStep, FixedStepBackend
 from deltaserve.compute.executor.draws_choice import draws_on
-from deltaserve.compute.executor.recordings import Recordings, bucket_of
+from deltaserve.compute.executor.recordings import RecordingFailed, Recordings, bucket_of
 from deltaserve.compute.executor.resident_draws import RowDraws
 from deltaserve.compute.executor.resident_rows import DecodingRows, ResidentRows
 from deltaserve.compute.executor.row_rules import DrawKind
@@ -120,11 +120,11 @@ class StepGraphs:
             return None
         self._rows.prepare(step)
         number = bucket_of(len(step.rows), self._max_rows)
-        found = self._recordings.prepared(f"a step of {number} rows", partial(self._prepared, step, number, kind))
-        if found is None:
+        try:
+            recorded, replay = self._prepared(step, number, kind)
+        except RecordingFailed:
             self._drop()
             return None
-        recorded, replay = found
         replay()
         return recorded
 
@@ -142,10 +142,15 @@ class StepGraphs:
         if found is not None and found.attention.holds(step.starts + 1, np.ones_like(step.starts)):
             if found.told == told or not (found.told[1] or step.shared):  # which rows share nothing is no matter
                 return found
+            del self._buckets[number]  # where telling fails, what the device knows is not known
             if found.attention.share(step.to_come()):
                 found.told = told
+                self._buckets[number] = found
                 return found
-        made = _Bucket(self._attention.fixed_step(self._rows.on_device(number), step.to_come()), told=told)
+        make = partial(self._attention.fixed_step, self._rows.on_device(number), step.to_come())
+        if found is not None:
+            make = partial(found.attention.widened, step.to_come())
+        made = _Bucket(self._recordings.attempt(_named(number), make), told=told)
         self._buckets[number] = made
         return made
 
@@ -153,9 +158,16 @@ class StepGraphs:
         """To record a step may compute it, and so may a recording that fails: rows stand behind it where they stood
         before."""
         rows = self._rows
-        drawing = self._make_draws(rows, number, self._decoder.spec.vocab_size, kind)
-        recorded = _RecordedStep(self._decoder, rows, number, bucket.attention, drawing)
+        recorded = self._recordings.attempt(_named(number), partial(self._made, bucket, number, kind))
         with rows.standing():
-            bucket.replays[kind] = recorded, self._recordings.record(recorded.run)
-        _log.debug("CUDA graphs: a step of %d rows is recorded", number)
+            bucket.replays[kind] = recorded, self._recordings.record(_named(number), recorded.run)
+        _log.debug("CUDA graphs: %s is recorded", _named(number))
         return bucket.replays[kind]
+
+    def _made(self, bucket: _Bucket, number: int, kind: DrawKind) -> _RecordedStep:
+        drawing = self._make_draws(self._rows, number, self._decoder.spec.vocab_size, kind)
+        return _RecordedStep(self._decoder, self._rows, number, bucket.attention, drawing)
+
+
+def _named(num_rows: int) -> str:
+    return f"a step of {num_rows} rows"

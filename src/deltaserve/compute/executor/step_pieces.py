@@ -145,7 +145,7 @@ class StepPieces:
     def _end(self, layout: _Layout, bucket: int) -> Callable[[], None]:
         if bucket not in self._ended:
             run = partial(self._compute, layout, layout.whole.first(bucket), self._num_layers)
-            self._ended[bucket] = self.recordings.record(run)
+            (self._ended[bucket],) = self.recordings.record_each([run])
         return self._ended[bucket]
 
     def _compute(self, layout: _Layout, at: _Buffers, number: int) -> None:

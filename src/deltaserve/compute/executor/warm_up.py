@@ -60,7 +60,7 @@ class WarmUp:
     max_context_len: int
     max_rows: int
     graph_rows: int | None
-    """Rows of the largest decode step that is recorded; None: none is."""
+    """Rows of the largest decode step that is recorded, and tokens of one that the host draws for; None: none is."""
     piece_tokens: int | None
     """Tokens of the largest other step that is recorded in pieces; None: none is."""
     is_decoding: bool

@@ -170,6 +170,13 @@ class Decoder:
         self._compute_for_others(self._layers[-1])
         return _hidden(x, x, read)
 
+    def hidden_memory(self, num_tokens: int) -> Hidden:
+        """Memory, with any content, for what `forward` returns of so many tokens where nothing is undecided."""
+        size, num_read = self.spec.hidden_size, sum(layer.is_read for layer in self._layers)
+        new = self._weights.embedding.new_empty
+        read = new((num_tokens, num_read * size)) if num_read else None
+        return Hidden(new((num_tokens, size)), new((num_tokens, size)), read)
+
     def accompany(self) -> None:
         """A step of the other members of the expert group, in which this one has nothing to compute."""
         for layer in self._layers:

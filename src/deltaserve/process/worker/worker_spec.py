@@ -120,7 +120,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     attention_backend: str = "auto"
     rounding: Rounding = Rounding.OF_QUERY
     graph_rows: int | None = None
-    """Rows of the largest decode step that is recorded and replayed on a GPU; None: none is."""
+    """Rows of the largest decode step that is recorded and replayed on a GPU, and tokens of one that the host draws
+    for; None: none is."""
     drafts: str = OFF
     """Who guesses at the next tokens: `off`, or one of core/branches.py."""
     draft_path: str | None = None

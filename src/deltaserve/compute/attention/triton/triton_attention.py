@@ -27,6 +27,7 @@ from deltaserve.compute.memory.kv_pool import KvArena, KvPool
 from deltaserve.compute.memory.page_table import PageTable, Table
 from deltaserve.compute.memory.workspace import Workspace
 from deltaserve.core.errors import StateError
+from deltaserve.core.ids import PoolId
 from deltaserve.core.layout.dtype import DType
 
 _LOG2_E = 1.4426950408889634
@@ -65,6 +66,11 @@ class TritonAttention(AttentionBackend, FixedStepBackend):
         self._state_moves = StateMoves()
         self._fixed_scratch = Workspace(device)
         """Apart: fixed steps keep what they were given when it grows, and other steps may need much more."""
+
+    @property
+    def max_keys(self) -> int:
+        num_pages: int = self._tables.table(PoolId(0)).shape[1]
+        return num_pages * self._pool.cache.page_size
 
     def fixed_step(self, on_device: RowsOnDevice, rows: RowsToCome) -> "TritonFixedStep":
         groups = [self._fixed_pages(on_device, rows, group) for group in range(len(self._query_heads))]
@@ -163,12 +169,18 @@ class TritonFixedStep:
         on_device: RowsOnDevice,
         rows: RowsToCome,
         scratch: Workspace,
+        replaced: "TritonFixedStep | None" = None,
     ) -> None:
+        """`replaced`: has room for no more than this one."""
         self._groups = tuple(groups)
         self._states = tuple(states)
+        self._on_device, self._scratch = on_device, scratch
         self._num_tokens = num_tokens = len(on_device.lines)
-        self._work = [
-            RowWork(on_device, group.table, group.cut, group.capacity(num_tokens, rows)) for group in self._groups
+        room = [group.capacity(num_tokens, rows) for group in self._groups]
+        if replaced is not None:
+            room = [own.widened(work.capacity) for own, work in zip(room, replaced._work, strict=True)]
+        self._work: list[RowWork] = [
+            RowWork(on_device, group.table, group.cut, own) for group, own in zip(self._groups, room, strict=True)
         ]
         self._attention = [
             TritonStep(group.pages, work, scratch) for group, work in zip(self._groups, self._work, strict=True)
@@ -206,6 +218,9 @@ class TritonFixedStep:
             work.share(part)
         self._shared_tokens = max(part.num_tokens for part in shared)
         return True
+
+    def widened(self, rows: RowsToCome) -> "TritonFixedStep":
+        return TritonFixedStep(self._groups, self._states, self._on_device, rows, self._scratch, self)
 
 
 class TritonStep:

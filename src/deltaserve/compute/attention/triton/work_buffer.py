@@ -35,6 +35,10 @@ class WorkCapacity(NamedTuple):
         num_tokens, num_results = len(work.positions), int(work.part_starts[-1])
         return cls(num_tokens, num_results, len(work.short), len(work.long), len(work.tokens), len(work.pages))
 
+    def widened(self, other: "WorkCapacity") -> "WorkCapacity":
+        """Room for what fits in either."""
+        return WorkCapacity(*map(max, self, other))
+
 
 class WorkBuffer:
     """Tensors of int32; their meaning is that of `WorkTiles`."""
