@@ -71,6 +71,14 @@ def test_steps_that_guess_have_every_number_of_tokens_once() -> None:
         assert item.wanted_drafts == 2 and item.q_start + item.q_len + 2 <= SIZES.max_context_len
 
 
+def test_passes_behind_guesses_that_are_right_have_every_number_of_tokens() -> None:
+    """Each row's tokens are known, and one that it draws comes to them."""
+    plans = collected(replace(SIZES, max_rows=10, num_drafts=2))
+    made = [plan for plan in plans if len(plan.items) == 10 and not any(item.num_drafts for item in plan.items)]
+    assert [plan.num_tokens + 10 for plan in made if plan.num_tokens > 10] == [36, 32, 24]
+    assert all(item.samples and item.wanted_drafts == 2 for plan in made for item in plan.items)
+
+
 @pytest.mark.parametrize("num_drafts", [0, 3])
 def test_rows_and_pages_are_those_that_there_are(num_drafts: int) -> None:
     for plan in collected(replace(SIZES, num_drafts=num_drafts)):

@@ -103,7 +103,8 @@ class FixedStepBackend(ABC):
 
     @abstractmethod
     def fixed_step(self, on_device: RowsOnDevice, rows: RowsToCome) -> FixedStep:
-        """With room for all tokens of `on_device`, and for as much work as `rows` have, at least."""
+        """With room for all tokens of `on_device`, and for as much work as `rows` have, at least. Of all page groups
+        but that of a draft head, which is the last."""
 
     @abstractmethod
     def fixed_group(self, on_device: RowsOnDevice, rows: RowsToCome, group: int) -> FixedStep:

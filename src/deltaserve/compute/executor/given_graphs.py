@@ -64,7 +64,7 @@ class GivenGraphs:
         self._max_tokens = max_tokens
         self._recordings = recordings
         self._why_no_guesses = why_no_guesses(decoder.spec)
-        self._has_told = False
+        self._told = set[str]()
         self._buckets: dict[int, _RecordedForward] = {}
         self._hidden: Hidden | None = None
         """The same memory for all of them: only one is computed at a time."""
@@ -93,16 +93,21 @@ class GivenGraphs:
 
     def _has(self, batch: Batch) -> bool:
         """Whether its rows compute no more than a token and guesses behind it."""
-        if batch.undecided and self._why_no_guesses is not None:
-            if not self._has_told:
-                _log.info("CUDA graphs: none of steps that verify guesses (%s)", self._why_no_guesses)
-                self._has_told = True
+        if not batch.undecided:
+            return batch.num_tokens == len(batch.queries)
+        reason = self._why_no_guesses
+        if reason is None and any(batch.queries[index].q_len > MAX_TILED_LEN for index in batch.undecided):
+            reason = f"more than {MAX_TILED_LEN - 1} guesses of a request"
+        if reason is not None:
+            self._tell_once(reason)
             return False
         guessing = set(batch.undecided)
-        return all(
-            query.q_len == 1 or (index in guessing and query.q_len <= MAX_TILED_LEN)
-            for index, query in enumerate(batch.queries)
-        )
+        return all(query.q_len == 1 or index in guessing for index, query in enumerate(batch.queries))
+
+    def _tell_once(self, reason: str) -> None:
+        if reason not in self._told:
+            _log.info("CUDA graphs: none of steps that verify guesses (%s)", reason)
+            self._told.add(reason)
 
     def _prepared(self, inputs: StepInputs, number: int) -> tuple[Callable[[], None], Hidden]:
         what, rows = f"a step of {number} tokens", RowsToCome.of(inputs.batch)

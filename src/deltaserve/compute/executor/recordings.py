@@ -19,6 +19,12 @@ def bucket_of(count: int, most: int) -> int:
     return min(most, few if count <= _FEW else many)
 
 
+def most_tokens(graph_rows: int, max_rows: int, num_drafts: int) -> int:
+    """Tokens of the largest step or pass that comes and is recorded: behind a step in which all guesses of all rows are
+    right a head computes those, the token before and the one behind of each. Without guesses a row has one."""
+    return min(graph_rows, max_rows * (2 + num_drafts if num_drafts else 1))
+
+
 class RecordingFailed(Exception):
     """Nothing is recorded from now on, as the log says: whoever asked for it drops what it has of recordings."""
 

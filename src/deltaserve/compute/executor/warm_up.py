@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from deltaserve.compute.executor.recordable_models import token_buckets
-from deltaserve.compute.executor.recordings import bucket_of
+from deltaserve.compute.executor.recordings import bucket_of, most_tokens
 from deltaserve.control.sched.plan import (
     ItemOutcome,
     PageUpdate,
@@ -60,7 +60,8 @@ class WarmUp:
     max_context_len: int
     max_rows: int
     graph_rows: int | None
-    """Rows of the largest decode step that is recorded, and tokens of one that the host draws for; None: none is."""
+    """Rows of the largest decode step that is recorded, and tokens of one that the host draws for, or of a draft head's
+    pass; None: none is."""
     piece_tokens: int | None
     """Tokens of the largest other step that is recorded in pieces; None: none is."""
     is_decoding: bool
@@ -80,12 +81,13 @@ def warm_up(compute: Callable[[StepPlan], StepResult], sizes: WarmUp, report: Ca
         report(f"recording steps of up to {sizes.piece_tokens} tokens in pieces")
         steps.pieces(sizes.piece_tokens, time.monotonic() + PIECES_BUDGET_S)
     num_made = 0
-    kinds = _decode_kinds(sizes)
+    kinds, passes = _decode_kinds(sizes), _pass_lens(sizes)
     if kinds:
         report(f"recording decode steps of up to {kinds[0][0]} tokens")
-        num_made = steps.decodes(kinds, time.monotonic() + DECODE_BUDGET_S)
+        end_at = time.monotonic() + DECODE_BUDGET_S
+        num_made = steps.decodes(kinds, end_at) + steps.passes(passes, end_at)
     seconds = time.monotonic() - began
-    _log.info("warm after %.1f s: %d of %d kinds of decode steps", seconds, num_made, len(kinds))
+    _log.info("warm after %.1f s: %d of %d kinds of decode steps", seconds, num_made, len(kinds) + len(passes))
 
 
 def _decode_kinds(sizes: WarmUp) -> list[tuple[int, SamplingParams]]:
@@ -113,6 +115,15 @@ def _buckets(sizes: WarmUp) -> list[int]:
     if sizes.num_drafts:
         found |= {count // 2 for count in found if count > 1}
     return sorted(found, key=lambda count: (count & (count - 1) > 0 and count != most, -count))
+
+
+def _pass_lens(sizes: WarmUp) -> list[int]:
+    """Numbers of tokens of a head's passes that come where guesses are right: behind decode steps of `_decode_kinds`,
+    of which few are, they have two tokens of each row."""
+    if sizes.graph_rows is None or not (sizes.num_drafts and sizes.is_decoding):
+        return []
+    most = most_tokens(sizes.graph_rows, sizes.max_rows, sizes.num_drafts)
+    return sorted({bucket_of(count, most) for count in range(2 * sizes.max_rows + 1, most + 1)}, reverse=True)
 
 
 class _Steps:
@@ -157,19 +168,30 @@ class _Steps:
         """A step of each kind: of as many rows as there may be, which verify guesses where those are fewer, and guess.
         Returns how many were made in time."""
         sizes = self._sizes
-        length = min(_DECODE_LEN, sizes.max_context_len)
-        start = max(0, length - 1 - 2 * sizes.num_drafts)  # behind the guesses that are verified there is room for more
         for num_made, (num_tokens, rules) in enumerate(kinds):
             if time.monotonic() >= end_at:
                 return num_made
-            num_rows = min(num_tokens, sizes.max_rows)
-            least, num_more = divmod(num_tokens, num_rows)
-            self._open(num_rows, length, rules)
-            lens = [least + (row < num_more) for row in range(num_rows)]
-            items = [_decode(row, start, length_of) for row, length_of in enumerate(lens)]
-            self._step([replace(item, wanted_drafts=sizes.num_drafts) for item in items])
-            self._close(num_rows)
+            self._decode(_divided(num_tokens, min(num_tokens, sizes.max_rows)), rules, _decode)
         return len(kinds)
+
+    def passes(self, lens: Sequence[int], end_at: float) -> int:
+        """A pass of each number of tokens, of all rows: what they compute are no guesses, so all of it is right.
+        Returns how many were made in time."""
+        num_rows = self._sizes.max_rows
+        for num_made, num_tokens in enumerate(lens):
+            if time.monotonic() >= end_at:
+                return num_made
+            self._decode(_divided(num_tokens - num_rows, num_rows), _RULES[0], _prompt)  # and what each draws
+        return len(lens)
+
+    def _decode(self, lens: Sequence[int], rules: SamplingParams, item_of: Callable[[int, int, int], PlanItem]) -> None:
+        """A step of rows that compute so many tokens, and guess."""
+        num_drafts, length = self._sizes.num_drafts, min(_DECODE_LEN, self._sizes.max_context_len)
+        start = max(0, length - 1 - 2 * num_drafts)  # behind the guesses that are verified there is room for more
+        self._open(len(lens), length, rules)
+        items = [item_of(row, start, length_of) for row, length_of in enumerate(lens)]
+        self._step([replace(item, wanted_drafts=num_drafts) for item in items])
+        self._close(len(lens))
 
     def _open(self, num_rows: int, length: int, rules: SamplingParams) -> None:
         """Rows of `length` known tokens, all on the same pages; on each more than once where the pool is small."""
@@ -204,6 +226,11 @@ class _Steps:
             _log.warning(
                 "a first step of %d tokens failed: such steps may fail when they are asked for", plan.num_tokens
             )
+
+
+def _divided(count: int, num_parts: int) -> list[int]:
+    least, num_more = divmod(count, num_parts)
+    return [least + (part < num_more) for part in range(num_parts)]
 
 
 def _prompt(row: int, start: int, length: int) -> PlanItem:

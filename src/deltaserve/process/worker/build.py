@@ -17,6 +17,7 @@ from deltaserve.compute.collective.nccl import NcclCollective
 from deltaserve.compute.collective.net_experts import NetExpertMesh
 from deltaserve.compute.collective.net_meeting import NetMeeting
 from deltaserve.compute.executor.recordable_models import most_piece_tokens
+from deltaserve.compute.executor.recordings import most_tokens
 from deltaserve.compute.executor.runner import ExecutorSizes, TorchExecutor
 from deltaserve.compute.executor.warm_up import WarmUp, warm_up
 from deltaserve.compute.memory.cache_file import CacheFile
@@ -185,7 +186,7 @@ def _load(
         core_share=spec.core_share,
         attention_backend=spec.attention_backend,
         rounding=spec.rounding,
-        graph_rows=spec.graph_rows,
+        graph_rows=_graph_rows(spec),
         piece_tokens=most_piece_tokens(model, spec.options.sched.step_len + spec.max_running_requests),
         sharing=transport_kind(spec.transport).sharing,
         drafts=spec.drafts,
@@ -196,6 +197,13 @@ def _load(
     return TorchExecutor.load(path, model, cache, sizes, device, spec.dtype, partners)
 
 
+def _graph_rows(spec: WorkerSpec) -> int | None:
+    """See ExecutorSizes: no more than come."""
+    if spec.graph_rows is None:
+        return None
+    return most_tokens(spec.graph_rows, spec.max_running_requests, spec.options.sched.max_drafts)
+
+
 def _warm_up_of(spec: WorkerSpec, piece_tokens: int | None) -> WarmUp:
     return WarmUp(
         num_pages=spec.num_pages,
@@ -204,7 +212,7 @@ def _warm_up_of(spec: WorkerSpec, piece_tokens: int | None) -> WarmUp:
         split_tokens=spec.options.sched.split_tokens,
         max_context_len=spec.max_context_len,
         max_rows=spec.max_running_requests,
-        graph_rows=spec.graph_rows,
+        graph_rows=_graph_rows(spec),
         piece_tokens=piece_tokens,
         is_decoding=spec.role is not Role.PREFILL,
         num_drafts=spec.options.sched.max_drafts,

@@ -73,7 +73,8 @@ class TritonAttention(AttentionBackend, FixedStepBackend):
         return num_pages * self._pool.cache.page_size
 
     def fixed_step(self, on_device: RowsOnDevice, rows: RowsToCome) -> "TritonFixedStep":
-        groups = [self._fixed_pages(on_device, rows, group) for group in range(len(self._query_heads))]
+        own = [arena.layout.group for arena in self._pool.page_arenas if not arena.layout.group.is_for_guesses]
+        groups = [self._fixed_pages(on_device, rows, index) for index in range(len(own))]  # a draft's stands last
         return TritonFixedStep(groups, self._fixed_states(on_device), on_device, rows, self._fixed_scratch)
 
     def fixed_group(self, on_device: RowsOnDevice, rows: RowsToCome, group: int) -> "TritonFixedStep":
