@@ -81,10 +81,10 @@ def test_replays_verify_guesses_as_steps_do(
 
 
 class FailingTape(StepTape):
-    """Its fourth recording fails behind its run: that of a pass whose features a replay has left, see `GUESSED`."""
+    """Its fifth recording fails behind its run: that of a pass whose features a replay has left, see `GUESSED`."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        if self.num_recorded == 3:
+        if self.num_recorded == 4:
             run()
             raise RuntimeError("out of memory")
         return StepTape.record(self, run)
