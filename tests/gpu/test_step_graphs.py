@@ -122,6 +122,9 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(recorder: GraphRecorde
         recorder.record(lambda: print(numbers.sum().item()))
     assert torch.cuda.current_stream() == before
     assert int((numbers + 1).sum()) == 36
+    found: list[torch.Tensor] = []
+    recorder.record(lambda: found.append(numbers + 2))()
+    assert int(found[-1].sum()) == 44, "another can be recorded"
 
 
 def test_graphs_that_are_garbage_do_not_end_a_capture(recorder: GraphRecorder) -> None:

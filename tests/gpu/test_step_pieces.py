@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,18 @@ def test_a_launch_waits_for_nothing(tiny_models: Path, name: str) -> None:
 
 
 class Waiting(GraphRecorder):
-    """One of the pieces waits for the device, which ends its capture."""
+    """One of the pieces waits for the device, which ends its capture. Of what is recorded by itself none does."""
+
+    num_replayed = 0
 
     def record_each(self, runs: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
-        return GraphRecorder.record_each(self, [runs[0], _wait, *runs[1:]])
+        if len(runs) > 1:
+            return GraphRecorder.record_each(self, [runs[0], _wait, *runs[1:]])
+        return [partial(self._counted, replay) for replay in GraphRecorder.record_each(self, runs)]
+
+    def _counted(self, replay: Callable[[], None]) -> None:
+        self.num_replayed += 1
+        replay()
 
 
 def _wait() -> None:
@@ -136,6 +145,26 @@ def test_a_capture_that_fails_among_others_leaves_steps_as_they_are(
     driver = PiecesOnCard(tiny_models / "llama", Waiting(torch.device("cuda")))
     assert_same(told(driver), told(PlainOnCard(tiny_models / "llama")))
     assert caplog.text.count("no pieces from now on") == 1
+
+
+def test_a_capture_that_fails_leaves_decode_steps_to_be_recorded(
+    tiny_models: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And memory that was kept can be given back."""
+    recorder = Waiting(torch.device("cuda"))
+    driver = PiecesOnCard(tiny_models / "llama", recorder)
+    assert _one_row(driver) == _one_row(PlainOnCard(tiny_models / "llama"))
+    assert caplog.text.count("from now on") == 1, "pieces alone end"
+    assert recorder.num_replayed >= 3
+    torch.cuda.empty_cache()
+
+
+def _one_row(driver: PlainDriver) -> list[object]:
+    """A prompt, and decode steps behind it."""
+    prompt = random_tokens(40, 3)
+    driver.open(0, prompt)
+    items: list[object] = [driver.step([extend(0, prompt, 0, 40)]).items]
+    return [*items, *(driver.step([driver.decode(0, 40 + number)]).items for number in range(3))]
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_moe", "qwen3_next"])

@@ -21,7 +21,7 @@ class StepRecorder(Protocol):
 
         So whatever differs from one time to the next must be the contents of tensors. `run` is called once or more, for
         an effect that may come about once more than it is replayed. It may not wait for the device. Raises whatever
-        ends a recording.
+        ends a recording; others can be made afterwards.
         """
         ...
 
@@ -40,22 +40,21 @@ class GraphRecorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Waits for the device, as memory is given back to it before a capture."""
         return self.record_each((run,))[0]
 
     def record_each(self, runs: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
-        """Waits for the device once."""
-        calling = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(calling)
+        """Waits for the device once, as memory is given back to it before the captures."""
+        calling, stream = torch.cuda.current_stream(self._device), self._stream
+        stream.wait_stream(calling)
         try:
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(stream):
                 for run in runs:  # compiles and loads kernels, libraries take their memory: a capture may do neither
                     run()
                 torch.cuda.synchronize(self._device)
                 torch.cuda.empty_cache()
                 return [self._capture(run) for run in runs]
         finally:  # what follows stands behind what was run, also where a capture failed
-            calling.wait_stream(self._stream)
+            calling.wait_stream(stream)
 
     def _capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Other threads wait for events and copy pages meanwhile: what they ask of CUDA must not end the capture. Nor
@@ -64,17 +63,27 @@ class GraphRecorder:
         gc.disable()
         try:
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
-            try:
-                run()
-            except Exception:
-                with suppress(Exception):  # it says no more than that something went wrong before
-                    graph.capture_end()
-                raise
+            run()
             graph.capture_end()
+        except BaseException:
+            self._give_up(graph)
+            raise
         finally:
             if collects:
                 gc.enable()
         return graph.replay
+
+    def _give_up(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Leave nothing of a capture that failed: where torch throws as it ends one, its allocator goes on as if memory
+        were taken for it, and neither gives back any nor begins another capture with the same pool."""
+        with suppress(Exception):  # it says no more than that something went wrong before
+            graph.capture_end()
+        index = self._device.index if self._device.index is not None else torch.cuda.current_device()
+        with suppress(Exception):  # it has ended
+            torch._C._cuda_endAllocateToPool(index, self._pool)
+            torch._C._cuda_releasePool(index, self._pool)  # which the graph would have done
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
 
 def recorder_of(device: torch.device) -> StepRecorder | None:
