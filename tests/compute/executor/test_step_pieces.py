@@ -79,6 +79,22 @@ def test_a_step_that_records_says_that_its_time_is_not_typical(tiny_models: Path
     assert [result.is_typical for result in results] == [False, True, False, True, True]
 
 
+def test_last_stretches_of_all_that_may_draw_are_recorded_with_the_first_pieces(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later step that reads as many waits for no recording. One more tells of its own last stretch."""
+    driver, prompt = PieceDriver(tiny_models / "llama", TorchTape()), random_tokens(200, 1)
+    monkeypatch.setattr(pieces_of(driver), "_usual_ends", token_buckets(64))
+    driver.open(0, prompt)
+    found = []
+    for end, wants_all in ((90, False), (120, False), (122, True), (162, True), (182, False)):
+        start = 0 if not found else found[-1][0]
+        result = driver.step([replace(extend(0, prompt, start, end), wants_prompt_logprobs=wants_all)])
+        found.append((end, result.is_typical, sorted(pieces_of(driver)._ended)))
+    assert [typical for _, typical, _ in found] == [False, False, True, False, True]
+    assert [ended for _, _, ended in found] == [[32, 64]] * 5
+
+
 def buffers(driver: PieceDriver) -> list[Tensor]:
     whole = pieces_of(driver)._layout.whole
     standing = [part for x, meeting, waiting in whole.standings for part in (x, *meeting, *waiting)]
@@ -189,11 +205,14 @@ class Failing(TorchTape):
         return replay
 
 
-@pytest.mark.parametrize("number", [1, 2, 4, 6])
+@pytest.mark.parametrize(
+    ("number", "what"),
+    [(1, "96 tokens"), (2, "96 tokens"), (4, "96 tokens"), (5, "64 tokens"), (8, "64 tokens")],
+)
 def test_where_a_recording_fails_steps_go_on_without(
-    tiny_models: Path, number: int, caplog: pytest.LogCaptureFixture
+    tiny_models: Path, number: int, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first of all, one in the middle, a last stretch, and one in a later step."""
+    """The first of all, one in the middle, a last stretch, and likewise in a later step."""
     tape = Failing(number)
     driver = PieceDriver(tiny_models / "llama", tape)
     assert_same(told(driver), told(PlainDriver(tiny_models / "llama")))
@@ -202,9 +221,19 @@ def test_where_a_recording_fails_steps_go_on_without(
     assert not (pieces._layout or pieces._begun or pieces._ended)
     warnings = [record.message for record in caplog.records if record.message.startswith("CUDA graphs")]
     assert warnings == [
-        f"CUDA graphs: no pieces from now on; to record {96 if number < 4 else 64} tokens ends with "
+        f"CUDA graphs: no pieces from now on; to record {what} ends with "
         "RuntimeError: operation not permitted when stream is capturing"
     ]
+
+
+def test_a_last_stretch_that_fails_alone_is_told(tiny_models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tape, prompt = Failing(5), random_tokens(180, 1)
+    driver = PieceDriver(tiny_models / "llama", tape)
+    driver.open(0, prompt)
+    driver.step([replace(extend(0, prompt, 0, 90), wants_prompt_logprobs=False)])
+    driver.step([extend(0, prompt, 90, 180)])
+    assert tape.num_recorded == 5
+    assert "to record the last stretch of 96 tokens ends with" in caplog.text
 
 
 def test_buffers_that_cannot_be_had_leave_steps_as_they_are(

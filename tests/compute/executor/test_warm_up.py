@@ -1,5 +1,6 @@
 """Steps before anybody waits for one: which they are, and that nothing is left of them."""
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +27,7 @@ SIZES = WarmUp(
     num_pages=(40, 3),
     page_size=16,
     chunk_len=128,
+    step_len=512,
     split_tokens=32,
     max_context_len=500,
     max_rows=40,
@@ -117,9 +119,32 @@ def test_prompts_have_all_numbers_of_tokens_that_are_recorded_in_pieces() -> Non
     assert alone[8:] == [length for length in token_buckets(2048) if length <= 900]
 
 
-def test_pieces_end_with_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("changes", "lens"),
+    [
+        ({"piece_tokens": 320}, [1, 128, 128, 64]),
+        ({"piece_tokens": 320, "is_decoding": False}, [1, 128, 128, 64]),
+        ({"piece_tokens": 512, "is_decoding": False}, None),
+        ({"piece_tokens": 96}, [1, 96]),
+        ({"piece_tokens": 544, "max_rows": 40}, [*[1] * 33, 128, 128, 128, 128]),
+        ({"piece_tokens": 576, "max_rows": 40}, None),
+        ({"piece_tokens": 320, "max_rows": 3}, None),
+    ],
+)
+def test_a_step_has_more_tokens_than_are_recorded_in_pieces_where_one_may(
+    changes: dict[str, Any], lens: list[int] | None
+) -> None:
+    """With short queries and long ones, of as many prompts as it takes."""
+    plans = [plan for plan in collected(replace(SIZES, **changes)) if plan.num_tokens == changes["piece_tokens"] + 1]
+    assert [[item.q_len for item in plan.items] for plan in plans] == ([] if lens is None else [lens])
+
+
+def test_pieces_end_with_their_time(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A row opens and closes; the step beside pieces is made all the same."""
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr("deltaserve.compute.executor.warm_up.PIECES_BUDGET_S", 0.0)
-    assert len(collected(replace(SIZES, piece_tokens=128))) == len(collected(SIZES)) + 2  # a row opens, and closes
+    assert len(collected(replace(SIZES, piece_tokens=128))) == len(collected(SIZES)) + 2 + 3
+    assert "CUDA graphs: pieces of 0 of 4 numbers of tokens made first" in caplog.text
 
 
 def test_without_recording_one_decode_step_is_enough() -> None:

@@ -155,7 +155,7 @@ class TorchExecutor:
             recorder = sizes.recorder(device)
             self._recorded = make_recorded_steps(decoder, self._attention, self._resident, most, recorder)
             if sizes.piece_tokens is not None:
-                self._pieces = make_step_pieces(decoder, sizes.piece_tokens, recorder)
+                self._pieces = make_step_pieces(decoder, sizes.piece_tokens, sizes.max_rows, recorder)
         self._guessing = None if head is None else self._drafter_of(head, sizes.max_rows)
         self._decode: ResidentDecode | None = None
         if self._recorded is not None and drafter is None and head is None:  # who guesses reads all that was drawn

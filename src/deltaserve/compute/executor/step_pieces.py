@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from deltaserve.compute.attention.attention import StepAttention, StepStates
-from deltaserve.compute.executor.recordable_models import token_bucket, why_no_pieces
+from deltaserve.compute.executor.recordable_models import token_bucket, token_buckets, why_no_pieces
 from deltaserve.compute.executor.recorded_steps import why_not_recorded
 from deltaserve.compute.executor.recordings import Recordings
 from deltaserve.compute.executor.step_recorder import StepRecorder
@@ -71,11 +71,13 @@ class _Lens(NamedTuple):
 
 class StepPieces:
     """Computes steps as its decoder does. Pieces are recorded when a number of tokens comes first, most of them before
-    a worker is ready (warm_up.py). For one thread."""
+    a worker is ready (warm_up.py); with the first ones, the last stretches of as many tokens as rows may draw. For one
+    thread."""
 
-    def __init__(self, decoder: Decoder, max_tokens: int, recordings: Recordings) -> None:
+    def __init__(self, decoder: Decoder, max_tokens: int, max_rows: int, recordings: Recordings) -> None:
         """`max_tokens`: of a step whose pieces are recorded; one of `token_buckets`."""
         self.max_tokens = max_tokens
+        self._usual_ends = token_buckets(min(max_tokens, token_bucket(max_rows)))
         self._decoder = decoder
         self.recordings = recordings
         self._num_layers = len(decoder.spec.layers)
@@ -104,7 +106,9 @@ class StepPieces:
         """None: such a step is not recorded."""
         if lens.bucket > self.max_tokens:
             return None
-        found = self.recordings.prepared(f"{lens.bucket} tokens", partial(self._prepared, lens))
+        has_begun = lens.bucket in self._begun
+        what = f"the last stretch of {token_bucket(lens.read)} tokens" if has_begun else f"{lens.bucket} tokens"
+        found = self.recordings.prepared(what, partial(self._prepared, lens))
         if found is None:
             self._layout = None
             self._begun.clear()
@@ -113,9 +117,9 @@ class StepPieces:
 
     def _prepared(self, lens: _Lens) -> "_ReplayedStretches":
         layout = self._layout = self._layout or self._laid_out()
-        begun = self._begun.get(lens.bucket) or self._record(layout, lens.bucket)
-        ended = self._end(layout, token_bucket(lens.read)) if lens.read else None
-        return _ReplayedStretches(layout, begun, ended, lens)
+        self._record_missing(layout, lens)
+        ended = self._ended[token_bucket(lens.read)] if lens.read else None
+        return _ReplayedStretches(layout, self._begun[lens.bucket], ended, lens)
 
     def _laid_out(self) -> _Layout:
         """Shapes and types are those of a step of one token, of which all is computed here but the meetings."""
@@ -135,18 +139,21 @@ class StepPieces:
         whole = _Buffers(ids, tables, tuple(made.standings), tuple(made.mets))
         return _Layout(whole, tuple(standing_of), tuple(met_of))
 
-    def _record(self, layout: _Layout, bucket: int) -> list[Callable[[], None]]:
-        at = layout.whole.first(bucket)
-        runs = [partial(self._compute, layout, at, number) for number in range(self._num_layers)]
-        self._begun[bucket] = self.recordings.record_each(runs)
-        _log.debug("CUDA graphs: %d pieces of %d tokens are recorded", len(runs), bucket)
-        return self._begun[bucket]
-
-    def _end(self, layout: _Layout, bucket: int) -> Callable[[], None]:
-        if bucket not in self._ended:
-            run = partial(self._compute, layout, layout.whole.first(bucket), self._num_layers)
-            (self._ended[bucket],) = self.recordings.record_each([run])
-        return self._ended[bucket]
+    def _record_missing(self, layout: _Layout, lens: _Lens) -> None:
+        """All at once, since the host waits for the device each time."""
+        wanted = {*self._usual_ends, token_bucket(lens.read)} if lens.read else set(self._usual_ends)
+        ends = sorted(wanted - self._ended.keys(), reverse=True)
+        num_begun = 0 if lens.bucket in self._begun else self._num_layers
+        at = layout.whole.first(lens.bucket)
+        runs = [partial(self._compute, layout, at, number) for number in range(num_begun)]
+        runs += [partial(self._compute, layout, layout.whole.first(end), self._num_layers) for end in ends]
+        if not runs:
+            return
+        replays = self.recordings.record_each(runs)
+        if num_begun:
+            self._begun[lens.bucket] = replays[:num_begun]
+        self._ended.update(zip(ends, replays[num_begun:], strict=True))
+        _log.debug("CUDA graphs: %d pieces are recorded for a step of %d tokens", len(runs), lens.bucket)
 
     def _compute(self, layout: _Layout, at: _Buffers, number: int) -> None:
         """A stretch, from buffers to buffers."""
@@ -254,7 +261,9 @@ def _put(standing: Standing, to: Standing) -> None:
         kept.copy_(made)
 
 
-def make_step_pieces(decoder: Decoder, max_tokens: int, recorder: StepRecorder | None) -> StepPieces | None:
+def make_step_pieces(
+    decoder: Decoder, max_tokens: int, max_rows: int, recorder: StepRecorder | None
+) -> StepPieces | None:
     """StepPieces of this decoder. None: what it computes, or on this device, is not recorded; recorded_steps.py has
     said why of all its steps."""
     if recorder is None or why_not_recorded(decoder) is not None:
@@ -264,4 +273,4 @@ def make_step_pieces(decoder: Decoder, max_tokens: int, recorder: StepRecorder |
         _log.info("CUDA graphs: none of other steps (%s)", reason)
         return None
     _log.info("CUDA graphs: of all other steps of up to %d tokens, in pieces between attention", max_tokens)
-    return StepPieces(decoder, max_tokens, Recordings(recorder, "no pieces"))
+    return StepPieces(decoder, max_tokens, max_rows, Recordings(recorder, "no pieces"))

@@ -56,6 +56,8 @@ class WarmUp:
     """Pages of each pool."""
     page_size: int
     chunk_len: int
+    step_len: int
+    """Tokens of prompts in a step, at most."""
     split_tokens: int
     max_context_len: int
     max_rows: int
@@ -79,7 +81,10 @@ def warm_up(compute: Callable[[StepPlan], StepResult], sizes: WarmUp, report: Ca
     steps.prompts()
     if sizes.piece_tokens is not None:
         report(f"recording steps of up to {sizes.piece_tokens} tokens in pieces")
-        steps.pieces(sizes.piece_tokens, time.monotonic() + PIECES_BUDGET_S)
+        lengths = steps.lengths_in_pieces(sizes.piece_tokens)
+        num_made = steps.pieces(lengths, time.monotonic() + PIECES_BUDGET_S)
+        steps.beyond_pieces(sizes.piece_tokens)
+        _log.info("CUDA graphs: pieces of %d of %d numbers of tokens made first", num_made, len(lengths))
     num_made = 0
     kinds, passes = _decode_kinds(sizes), _pass_lens(sizes)
     if kinds:
@@ -154,15 +159,35 @@ class _Steps:
         self._step([*beside, _prompt(0, 0, length)])
         self._close(num_rows)
 
-    def pieces(self, most: int, end_at: float) -> None:
-        """Prompts of each number of tokens that is recorded."""
-        lengths = [length for length in token_buckets(most) if length <= self._longest]
+    def lengths_in_pieces(self, most: int) -> list[int]:
+        """Numbers of tokens up to `most` that are recorded, of those that one prompt may have."""
+        return [length for length in token_buckets(most) if length <= self._longest]
+
+    def pieces(self, lengths: Sequence[int], end_at: float) -> int:
+        """A prompt of each length. Returns how many were made in time."""
         self._open(1, self._longest, _RULES[0])
-        for length in lengths:
-            if time.monotonic() >= end_at:
-                break
-            self._step([_prompt(0, 0, length)])
+        num_made = 0
+        while num_made < len(lengths) and time.monotonic() < end_at:
+            self._step([_prompt(0, 0, lengths[num_made])])
+            num_made += 1
         self._close(1)
+        return num_made
+
+    def beyond_pieces(self, most: int) -> None:
+        """A step of one token more than `most`, with short queries and long ones, where there may be such: kernels are
+        compiled for the strides of queries, keys and values, which in pieces are others."""
+        sizes = self._sizes
+        num_of_prompts = min(most, sizes.step_len)
+        num_whole, rest = divmod(num_of_prompts, self._longest)
+        lens = [*[self._longest] * num_whole, *([rest] if rest else [])]
+        num_decode = most + 1 - num_of_prompts
+        num_rows = num_decode + len(lens)
+        if num_rows > sizes.max_rows or (not sizes.is_decoding and most >= sizes.step_len):
+            return
+        self._open(num_rows, self._longest, _RULES[0])
+        items = [_decode(row, self._longest - 1, 1) for row in range(num_decode)]
+        self._step([*items, *(_prompt(row, 0, length) for row, length in enumerate(lens, start=num_decode))])
+        self._close(num_rows)
 
     def decodes(self, kinds: Sequence[tuple[int, SamplingParams]], end_at: float) -> int:
         """A step of each kind: of as many rows as there may be, which verify guesses where those are fewer, and guess.

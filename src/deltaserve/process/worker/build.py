@@ -209,6 +209,7 @@ def _warm_up_of(spec: WorkerSpec, piece_tokens: int | None) -> WarmUp:
         num_pages=spec.num_pages,
         page_size=spec.page_size,
         chunk_len=spec.options.sched.chunk_len,
+        step_len=spec.options.sched.step_len,
         split_tokens=spec.options.sched.split_tokens,
         max_context_len=spec.max_context_len,
         max_rows=spec.max_running_requests,
