@@ -7,6 +7,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from weakref import ReferenceType, ref
 
 import pytest
 import torch
@@ -14,14 +15,16 @@ from torch import Tensor
 
 from deltaserve.compute.executor.recordable_models import most_piece_tokens, token_bucket, token_buckets
 from deltaserve.compute.executor.scratch import pieces_bytes
+from deltaserve.compute.layers.dense import DenseWeights
 from deltaserve.compute.layers.step_ops import TorchOps
+from deltaserve.compute.layers.stretches import OwnStretches, Standing
 from deltaserve.model.checkpoint_config import load_spec
 from deltaserve.settings.resolve import StepSizes
 from tests.cells import cells
 from tests.compute.attention.step_tape import StepTape, TorchTape
 from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
-from tests.compute.executor.in_pieces import PieceDriver, PlainDriver, assert_same, told, triton_ops_of
-from tests.compute.executor.replaying import with_parts
+from tests.compute.executor.in_pieces import AllExperts, PieceDriver, PlainDriver, assert_same, told, triton_ops_of
+from tests.compute.executor.replaying import Repeating, with_parts
 from tests.compute.executor.test_launched import RULES, LaunchingDriver, outputs, rules
 from tests.compute.executor.test_model_drafter import DraftingDriver
 from tests.compute.executor.world import extend, random_tokens
@@ -118,6 +121,56 @@ def test_nothing_is_left_of_the_step_before(tiny_models: Path, name: str, wants_
         if isinstance(driver, PieceDriver):
             assert all(tensor[: 128 if wants_all else 32].isfinite().all() for tensor in buffers(driver))
     assert results[0] == results[1]
+
+
+class ExpertsOfSteps(AllExperts):
+    """Keeps which experts the rows of each product choose."""
+
+    def __init__(self) -> None:
+        AllExperts.__init__(self, TorchOps())
+        self.chosen: list[Tensor] = []
+
+    def __call__(self, x: Tensor, chosen: Tensor, gains: Tensor, experts: Any) -> Tensor:
+        self.chosen.append(chosen)
+        return AllExperts.__call__(self, x, chosen, gains, experts)
+
+
+@torch.inference_mode()
+def test_rows_in_vain_of_the_last_stretch_choose_no_other_experts(tiny_models: Path) -> None:
+    driver, experts = PieceDriver(tiny_models / "qwen3_moe", Repeating()), ExpertsOfSteps()
+    driver.executor._decoder._ops.grouped = experts
+    prompt = random_tokens(100, 1)
+    driver.open(0, prompt)
+    driver.step([replace(extend(0, prompt, 0, 100), wants_prompt_logprobs=False)])
+    assert len(experts.chosen[-1]) == 32
+    assert (experts.chosen[-1] == experts.chosen[-1][0]).all()
+
+
+@torch.inference_mode()
+def test_queries_keys_and_values_are_gone_while_the_feed_forward_part_computes(
+    tiny_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the residual stream before it: a step's memory is largest there."""
+    standing: list[ReferenceType[Tensor]] = []
+    num_alive: list[int] = []
+    prepared, compute = OwnStretches._prepared, DenseWeights.compute
+
+    def noted(*args: Any) -> Standing:
+        found = prepared(*args)
+        standing[:] = [ref(tensor) for tensor in (found.x, *found.meeting, *found.waiting)]
+        return found
+
+    def counted(*args: Any) -> Tensor:
+        num_alive.append(sum(tensor() is not None for tensor in standing))
+        return compute(*args)
+
+    monkeypatch.setattr(OwnStretches, "_prepared", noted)
+    monkeypatch.setattr(DenseWeights, "compute", counted)
+    driver, prompt = PlainDriver(tiny_models / "qwen3"), random_tokens(100, 1)
+    driver.open(0, prompt)
+    driver.step([extend(0, prompt, 0, 100)])
+    assert num_alive
+    assert not any(num_alive)
 
 
 def test_what_a_recording_allocated_is_gone_when_another_is_replayed() -> None:

@@ -2,8 +2,9 @@
 recorded once for each of a few numbers of tokens, and replayed: one launch in place of about ten.
 
 Keys and values are written, and attention and recurrent states computed, as without: how they are depends on the step.
-T tokens are computed as the next larger number that is recorded; rows in vain begin as token 0 and met nobody, so that
-they are numbers like others, and nobody reads them. (As in vLLM and SGLang, there called piecewise CUDA graphs.)
+T tokens are computed as the next larger number that is recorded; rows in vain begin as token 0 and met nobody, or are
+as another row, so that they are numbers like others, and nobody reads them. (As in vLLM and SGLang, there called
+piecewise CUDA graphs.)
 
 What one piece leaves for another lies in buffers that all numbers of tokens and all layers share, outside of the memory
 of the recordings: that is used again by the next piece.
@@ -133,7 +134,7 @@ class StepPieces:
             standing_of.append(made.standing(standing))
             met = stretches.room(number, 1, embedded)
             met_of.append(made.met(met))
-            standing = stretches.go_on(number, met, standing)
+            standing = stretches.go_on(number, stretches.enter(number, met, standing))
         standing_of.append(made.standing(standing))
         tables = tuple((_room(cos, self.max_tokens), _room(sin, self.max_tokens)) for cos, sin in turns)
         whole = _Buffers(ids, tables, tuple(made.standings), tuple(made.mets))
@@ -166,7 +167,8 @@ class StepPieces:
             standing = stretches.begin(x, None)
         else:
             before = at.standings[layout.standing_of[number - 1]]
-            standing = stretches.go_on(number, at.mets[layout.met_of[number]], before)
+            entered = stretches.enter(number, at.mets[layout.met_of[number]], before)
+            standing = stretches.go_on(number, entered)
         _put(standing, at.standings[layout.standing_of[number]])
 
 
@@ -196,17 +198,27 @@ class _ReplayedStretches:
         self._begun[0]()
         return self._at.standings[self._layout.standing_of[0]]
 
-    def go_on(self, number: int, met: Tensor, before: Standing) -> Standing:
-        layout, is_last = self._layout, number == len(self._begun)
-        at, replay = (self._at_end, self._ended) if is_last else (self._at, self._begun[number])
-        assert replay is not None
+    def enter(self, number: int, met: Tensor, before: Standing) -> Standing:
+        """Puts what the stretch reads into its buffers. Where that is a part of the step's tokens, rows in vain are as
+        the first of them, so that they choose no experts of their own."""
+        layout, at = self._layout, self._of(number)
         place, kept = layout.met_of[number], at.standings[layout.standing_of[number - 1]]
-        if before is not kept:  # a part of the step's tokens
-            _put(before, kept._replace(meeting=()))
-            layout.whole.mets[place][len(met) : token_bucket(len(met))].zero_()
         at.mets[place].copy_(met)
+        if before is not kept:
+            _put(before, kept._replace(meeting=()))
+            x, _, waiting = layout.whole.standings[layout.standing_of[number - 1]]
+            for tensor in (x, *waiting, layout.whole.mets[place]):
+                tensor[len(met) : token_bucket(len(met))].copy_(tensor[:1])
+        return kept
+
+    def go_on(self, number: int, entered: Standing) -> Standing:
+        replay = self._ended if number == len(self._begun) else self._begun[number]
+        assert replay is not None
         replay()
-        return at.standings[layout.standing_of[number]]
+        return self._of(number).standings[self._layout.standing_of[number]]
+
+    def _of(self, number: int) -> _Buffers:
+        return self._at_end if number == len(self._begun) else self._at
 
 
 class _Making:

@@ -105,7 +105,8 @@ class Decoder:
         `attention` holds one StepAttention per page group of the model's CacheSpec, `states` one StepStates per state
         group.
         """
-        return self.compute(self.embed(tokens), None, positions, attention, last, states)
+        stretches = self.stretches(self.turns(positions, self._weights.embedding.dtype))
+        return self.follow(stretches, stretches.begin(self.embed(tokens), None), attention, last, states)
 
     def compute(
         self,
@@ -135,14 +136,15 @@ class Decoder:
     def follow(
         self,
         stretches: Stretches,
-        begun: Standing,
+        standing: Standing,
         attention: Sequence[StepAttention],
         last: LastTokens | None,
         states: Sequence[StepStates],
     ) -> Hidden:
-        """A step by its stretches, from behind the first one: between each two its tokens meet."""
-        meeting = Meeting(self._ops, attention, self._shared(states, begun.x.device) if states else None)
-        standing, read = begun, []
+        """A step by its stretches, from `standing` behind the first one: between each two its tokens meet. What a
+        stretch does not read is kept by nobody, so that it takes no memory beside the feed-forward part's."""
+        meeting = Meeting(self._ops, attention, self._shared(states, self.device) if states else None)
+        read = []
         for number, layer in enumerate(self._layers, start=1):
             if layer.is_read:
                 read.append(standing.x)
@@ -152,7 +154,9 @@ class Decoder:
                 return self._unread(standing.x, read)
             if of_last is not None:
                 standing = standing.part(of_last.tokens)
-            standing = stretches.go_on(number, met, standing)
+            standing = stretches.enter(number, met, standing)
+            del met
+            standing = stretches.go_on(number, standing)
         undecided = None if meeting.shared is None else meeting.shared.undecided
         return _hidden(standing.meeting[0], standing.x, read, undecided)
 

@@ -46,9 +46,14 @@ class Layer:
 class Stretches(Protocol):
     """The stretches of one step."""
 
-    def go_on(self, number: int, met: Tensor, before: Standing) -> Standing:
-        """Stretch `number`, from 1 to the number of layers. `met`: what came of the meeting of the layer before, of
-        all tokens or, in the last stretch, of a part, and `before` of the same."""
+    def enter(self, number: int, met: Tensor, before: Standing) -> Standing:
+        """What `go_on` reads for stretch `number`, from 1 to the number of layers. `met`: what came of the meeting of
+        the layer before, of all tokens or, in the last stretch, of a part, and `before` of the same. Neither is read
+        later, so that nobody has to keep them while the feed-forward part takes its memory."""
+        ...
+
+    def go_on(self, number: int, entered: Standing) -> Standing:
+        """Stretch `number`."""
         ...
 
 
@@ -66,13 +71,17 @@ class OwnStretches:
             normed = self.step.ops.norm(x, self.layers[0].weights.attention_norm, self.step.norm_eps)
         return self._prepared(0, x, normed)
 
-    def go_on(self, number: int, met: Tensor, before: Standing) -> Standing:
+    def enter(self, number: int, met: Tensor, before: Standing) -> Standing:
+        """Behind the mixer: the residual stream, and what the feed-forward part reads."""
+        held, step = self.layers[number - 1].weights, self.step
+        mixed = step.collective.all_reduce(held.attention.finish(met, before.waiting, step))
+        x, normed = step.ops.add_norm(before.x, mixed, held.after_attention, held.mlp_norm, step.norm_eps)
+        return Standing(x, (normed,))
+
+    def go_on(self, number: int, entered: Standing) -> Standing:
         layer, step = self.layers[number - 1], self.step
-        held, ops, add_up = layer.weights, step.ops, step.collective.all_reduce
-        mixed = add_up(held.attention.finish(met, before.waiting, step))
-        x, normed = ops.add_norm(before.x, mixed, held.after_attention, held.mlp_norm, step.norm_eps)
-        added = add_up(held.mlp.compute(normed, ops, self.group))
-        x, normed = ops.add_norm(x, added, held.after_mlp, layer.next_norm, step.norm_eps)
+        added = step.collective.all_reduce(layer.weights.mlp.compute(entered.meeting[0], step.ops, self.group))
+        x, normed = step.ops.add_norm(entered.x, added, layer.weights.after_mlp, layer.next_norm, step.norm_eps)
         return self._prepared(number, x, normed)
 
     def room(self, number: int, num_tokens: int, like: Tensor) -> Tensor:
