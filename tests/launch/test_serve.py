@@ -26,6 +26,7 @@ from deltaserve.launch.serve import (
 from deltaserve.process.front.front_spec import FrontSpec
 from deltaserve.process.worker.worker_spec import read_spec
 from deltaserve.settings.config import Settings
+from deltaserve.settings.resolve import StepSizes
 from tests.layer_parts import moe_of
 from tests.ports import free_port
 
@@ -252,6 +253,14 @@ def test_a_member_is_planned_with_its_part_of_the_experts(tiny_models: Path) -> 
     moe = moe_of(spec)
     experts = 3 * moe.intermediate_size * spec.hidden_size * moe.num_experts * spec.num_layers * 4
     assert whole - part == experts * 3 // 4
+
+
+def test_recorded_steps_are_planned_where_nobody_else_takes_part(tiny_models: Path) -> None:
+    checkpoint = Checkpoint.open(str(tiny_models / "qwen3_moe"))
+    sizes = StepSizes("cuda", max_rows=8, step_len=64, context_len=512, split_tokens=32, page_size=16)
+    for divided, is_recorded in (({}, True), ({"tp_size": 2}, False), ({"num_members": 4}, False)):
+        scratch = checkpoint.facts(**divided).scratch_bytes
+        assert (scratch(sizes) > scratch(replace(sizes, may_record=False))) is is_recorded
 
 
 def test_a_tied_embedding_is_planned_once_for_a_gpu(tiny_models: Path) -> None:

@@ -1,6 +1,7 @@
 """resolve(): "auto" becomes numbers that fit the model and the machine, or one line says why not."""
 
 import dataclasses
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -19,6 +20,7 @@ from deltaserve.settings.resolve import (
     ModelFacts,
     PoolFacts,
     ResolvedConfig,
+    StepSizes,
     TransportFacts,
     kv_bytes_per_token,
     of_one_context,
@@ -67,6 +69,22 @@ def settings(**groups: dict[str, Any]) -> Settings:
 
 def resolved(facts: ModelFacts = MODEL, machine: MachineFacts = MACHINE, **groups: dict[str, Any]) -> ResolvedConfig:
     return resolve(settings(**groups), facts, machine)
+
+
+@pytest.mark.parametrize(
+    ("machine", "asked", "may"), [(CUDA, False, True), (CUDA, True, False), (MACHINE, False, False)]
+)
+def test_memory_of_recorded_steps_is_planned_where_there_may_be_some(
+    machine: MachineFacts, asked: bool, may: bool
+) -> None:
+    found = []
+
+    def scratch(sizes: StepSizes) -> int:
+        found.append(sizes.may_record)
+        return MIB
+
+    resolved(replace(MODEL, scratch_bytes=scratch), machine, scheduling={"disable_cuda_graph": asked})
+    assert found == [may]
 
 
 def test_defaults_on_a_cpu() -> None:

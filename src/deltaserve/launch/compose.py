@@ -179,7 +179,8 @@ class Checkpoint:
             return tuple(map(PoolFacts, pool_page_bytes(cache, shard), cache.pools))
 
         def scratch(sizes: StepSizes) -> int:
-            return scratch_bytes(local, sizes)
+            is_alone = tp_size == num_members == 1  # steps in which others take part are not recorded
+            return scratch_bytes(local, replace(sizes, may_record=sizes.may_record and is_alone))
 
         return ModelFacts(spec.dtype.value, weight_bytes, spec.max_position, pools, scratch, tp_size, bool(self.kinds))
 

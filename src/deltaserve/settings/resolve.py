@@ -26,6 +26,8 @@ class StepSizes:
     context_len: int
     split_tokens: int
     page_size: int
+    may_record: bool = True
+    """Whether steps may be recorded on this device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +263,8 @@ def resolve(settings: Settings, model: ModelFacts, machine: MachineFacts) -> Res
         useful = USEFUL_POOL_FACTOR * max_running * _pages(wanted_len, page_size)
         step_len, split_tokens = _step_len(settings, chunk_len), _split_tokens(settings, page_size)
         num_rows = max_running * (1 + max_drafts(settings))
-        step = StepSizes(device, num_rows, step_len, wanted_len, split_tokens, page_size)
+        may_record = device != "cpu" and not settings.scheduling.disable_cuda_graph
+        step = StepSizes(device, num_rows, step_len, wanted_len, split_tokens, page_size, may_record)
         affordable = _affordable_pages(settings, model, machine, (step, dtype, quantization), pools)
         num_pages = min(useful, affordable)
     else:

@@ -11,7 +11,7 @@ from deltaserve.compute.attention.attention import Batch, Query
 from deltaserve.compute.attention.flashinfer.kind import WRAPPER_BYTES
 from deltaserve.compute.attention.scratch_limits import part_bytes
 from deltaserve.compute.executor.resident_rows import ResidentRows
-from deltaserve.compute.executor.scratch import LOGPROB_POSITIONS, attention_bytes, scratch_bytes
+from deltaserve.compute.executor.scratch import LOGPROB_POSITIONS, attention_bytes, pieces_bytes, scratch_bytes
 from deltaserve.compute.memory.page_table import PageTable
 from deltaserve.core.layout.dtype import DType
 from deltaserve.core.layout.shard import Shard
@@ -21,6 +21,7 @@ from deltaserve.settings.resolve import StepSizes
 from tests.compute.attention.attention_world import POOL, Shape, World
 from tests.compute.attention.test_fixed_step import OnDevice
 from tests.compute.attention.triton_process import KernelProcess, needs_triton, run_in
+from tests.compute.layers.dense_heads import drafting
 from tests.layer_parts import mla_of
 
 SIZES = StepSizes("cpu", max_rows=20, step_len=512, context_len=4096, split_tokens=64, page_size=16)
@@ -140,6 +141,17 @@ def test_recorded_steps_keep_scaled_logits_and_counts_of_all_rows(spec: ModelSpe
     assert on_gpu - on_cpu == tables.counts.nbytes + logits.nbytes
     on_cpu, on_gpu = (scratch_bytes(spec, sizes) for sizes in (SIZES, replace(SIZES, device="cuda")))
     assert on_gpu - on_cpu > tables.counts.nbytes + tables.biases.nbytes + logits.nbytes
+
+
+def test_where_nothing_is_recorded_nothing_is_counted_of_it(tiny_models: Path) -> None:
+    """With a draft head its passes are recorded, and no pieces."""
+    sizes = replace(SIZES, device="cuda", max_rows=4)
+    for spec in (load_spec(tiny_models / "llama"), drafting(tiny_models, "llama_eagle3")[1]):
+        recorded, plain = (scratch_bytes(spec, replace(sizes, may_record=may)) for may in (True, False))
+        least = sizes.max_rows * spec.vocab_size * 4 * (1 if spec.draft is None else 2)
+        assert recorded - plain >= least + (pieces_bytes(spec, sizes) if spec.draft is None else 0)
+        on_cpu = replace(sizes, device="cpu")
+        assert scratch_bytes(spec, on_cpu) == scratch_bytes(spec, replace(on_cpu, may_record=False))
 
 
 def test_scratch_of_a_long_extend_does_not_grow_with_its_context(spec: ModelSpec) -> None:

@@ -27,10 +27,14 @@ def scratch_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     tokens = sizes.step_len + sizes.max_rows
     own = _activations(spec, tokens) + _logits(spec, sizes) + attention_bytes(spec, sizes)
     own += _adjustments(spec, sizes)
-    if sizes.device != "cpu" and why_not_recordable(spec) is None:
+    if _is_recorded(spec, sizes):
         own += _recorded(spec, sizes) + (pieces_bytes(spec, sizes) if why_no_pieces(spec) is None else 0)
     own += max(layer.mixer.scratch_floats(StepLens(tokens, sizes.max_rows)) for layer in spec.layers) * _FLOAT
     return own if spec.draft is None else own + _draft(spec, spec.draft, sizes)
+
+
+def _is_recorded(spec: ModelSpec, sizes: StepSizes) -> bool:
+    return sizes.device != "cpu" and sizes.may_record and why_not_recordable(spec) is None
 
 
 def attention_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
@@ -85,7 +89,7 @@ def _draft(spec: ModelSpec, draft: DraftSpec, sizes: StepSizes) -> int:
     inputs = (sizes.step_len + 2 * sizes.max_rows) * (read + 5 * draft.layer.hidden_size) * _FLOAT
     return (
         inputs
-        + _recorded(draft.layer, sizes)
+        + (_recorded(draft.layer, sizes) if _is_recorded(spec, sizes) else 0)
         + _activations(draft.layer, sizes.step_len + sizes.max_rows)
         + _logits(draft.layer, sizes)
         + attention_bytes(draft.layer, sizes)
