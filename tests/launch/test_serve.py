@@ -258,8 +258,8 @@ def test_a_member_is_planned_with_its_part_of_the_experts(tiny_models: Path) -> 
 def test_recorded_steps_are_planned_where_nobody_else_takes_part(tiny_models: Path) -> None:
     checkpoint = Checkpoint.open(str(tiny_models / "qwen3_moe"))
     sizes = StepSizes("cuda", max_rows=8, step_len=64, context_len=512, split_tokens=32, page_size=16)
-    for divided, is_recorded in (({}, True), ({"tp_size": 2}, False), ({"num_members": 4}, False)):
-        scratch = checkpoint.facts(**divided).scratch_bytes
+    for tp_size, num_members, is_recorded in ((1, 1, True), (2, 1, False), (1, 4, False)):
+        scratch = checkpoint.facts(tp_size, num_members=num_members).scratch_bytes
         assert (scratch(sizes) > scratch(replace(sizes, may_record=False))) is is_recorded
 
 

@@ -77,7 +77,7 @@ def resolved(facts: ModelFacts = MODEL, machine: MachineFacts = MACHINE, **group
 def test_memory_of_recorded_steps_is_planned_where_there_may_be_some(
     machine: MachineFacts, asked: bool, may: bool
 ) -> None:
-    found = []
+    found: list[bool] = []
 
     def scratch(sizes: StepSizes) -> int:
         found.append(sizes.may_record)

@@ -240,7 +240,7 @@ ATTENTION: Mapping[str, Branch] = MappingProxyType(
         "native": Branch("deltaserve.compute.attention.native.kind", automatic="on a CPU"),
         "triton": Branch(
             "deltaserve.compute.attention.triton.kind",
-            {"disable_cuda_graph": "its steps can be recorded"},
+            {"disable_cuda_graph": "its decode steps are recorded"},
             "on a GPU",
             ("TRITON_ATTN",),
         ),

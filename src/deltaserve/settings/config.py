@@ -437,9 +437,9 @@ class SchedulingSettings(Group):
         False,
         "; ".join(
             (
-                "on a GPU: ask for each kernel of each step; otherwise decode steps are recorded once for each of a "
-                "few numbers of requests, or of tokens where guesses are verified, others in pieces between attention, "
-                "and replayed (on one rank)",
+                "on a GPU: ask for each kernel of each step; otherwise, on one rank, decode steps are recorded once "
+                "for each of a few numbers of requests, or of tokens where guesses are verified, other steps in pieces "
+                "between attention (with each attention backend), and replayed",
                 *branch_help(ATTENTION, "disable_cuda_graph"),
             )
         ),

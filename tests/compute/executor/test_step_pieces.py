@@ -89,7 +89,7 @@ def test_last_stretches_of_all_that_may_draw_are_recorded_with_the_first_pieces(
     driver, prompt = PieceDriver(tiny_models / "llama", TorchTape()), random_tokens(200, 1)
     monkeypatch.setattr(pieces_of(driver), "_usual_ends", token_buckets(64))
     driver.open(0, prompt)
-    found = []
+    found: list[tuple[int, bool, list[int]]] = []
     for end, wants_all in ((90, False), (120, False), (122, True), (162, True), (182, False)):
         start = 0 if not found else found[-1][0]
         result = driver.step([replace(extend(0, prompt, start, end), wants_prompt_logprobs=wants_all)])
