@@ -42,7 +42,11 @@ def token_buckets(most: int) -> list[int]:
 
 def most_piece_tokens(spec: ModelSpec, step_len: int) -> int:
     """Tokens of the largest step whose pieces are worth recording: no more than steps have, and behind it the card is
-    busy for longer than the host, so that what is computed in vain would make it late."""
+    busy for longer than the host, so that what is computed in vain would make it late.
+
+    A token's products are counted as its hidden size times the numbers that a layer needs in passing. So many are those
+    of a dense layer; of experts it is more than they are (a token's row stands there once for each of its experts), as
+    their matrices, which all are read, keep the card busy, too."""
     heads = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     inner = max(layer.mlp.scratch_floats(spec.hidden_size) for layer in spec.layers)
     busy = _BUSY_PRODUCTS // (spec.hidden_size * (heads + inner))
