@@ -58,7 +58,6 @@ _BUDGET = "deltaserve.control.sched.budget"
 _CHECKS = "deltaserve.control.engine.checks"
 _WAITING = "deltaserve.control.sched.waiting"
 _RUNNING = "deltaserve.control.sched.running"
-_SCHEDULER = "deltaserve.control.sched.scheduler"
 _STEPS = "deltaserve.control.sched.steps"
 _TOKEN_SHARES = "deltaserve.control.sched.token_shares"
 _GRAMMAR_REPLAY = "deltaserve.control.sched.grammar_replay"
@@ -144,13 +143,6 @@ MUTANTS = (
         _STEPS,
         "            self._running.falls_out(request)\n            return\n",
         "            return\n",
-    ),
-    Mutant(
-        "shared_under_a_step",
-        "A1",
-        _SCHEDULER,
-        "        if not self.steps.is_in_flight(request):\n            self.running.share_step(",
-        "        if True:\n            self.running.share_step(",
     ),
     Mutant("pins_leak", "C1", _SENDER, "ticket.pins[chunk] = tuple(src)", "ticket.pins[chunk] = ()"),
     Mutant(

@@ -84,7 +84,7 @@ class Driver(Generic[E]):
     def next_turn_at(self, now: float) -> float | None:
         """After a turn at `now`."""
         times = [] if (timer := self.engine.next_timer()) is None else [timer]
-        if self._plans and now < (plan_at := self._plan_at()) < inf:
+        if self._plans and now < (plan_at := self._pace.plan_at(self._computing_since)) < inf:
             times.append(plan_at)
         if self._waits_until is not None:
             times.append(self._waits_until)
@@ -114,8 +114,8 @@ class Driver(Generic[E]):
         plan = self._plans.popleft()
         self._began, self._computing_since = self._computing_since, now
         self.num_steps += 1
-        if result.typical_s is not None:
-            self._pace.learn(result.typical_s, plan.num_extended)
+        if result.typical_s is not None and not plan.num_extended:
+            self._pace.learn(result.typical_s)
         self.engine.commit(result, now)
 
     def _hand_over(self, now: float) -> list[WorkerAction]:
@@ -143,17 +143,9 @@ class Driver(Generic[E]):
         """Whether none computes; or it is time to plan the one behind, and that is to begin at once."""
         if not self._plans:
             return True
-        if now < self._plan_at():
+        if now < self._pace.plan_at(self._computing_since):
             return False
         return self._pace.begin_at(self._computing_since) <= now or not self.engine.leaves_cores()
-
-    def _plan_at(self) -> float:
-        """When to plan behind the steps that are not over; infinity: not while the first of them computes. Prompts that
-        wait behind it are long: others that come before they begin go beside the next ones."""
-        first, *behind = self._plans
-        if any(plan.num_extended for plan in behind):
-            return inf
-        return self._pace.plan_at(self._computing_since, first.num_extended)
 
     def _tell_polling(self) -> Iterator[WorkerAction]:
         is_active = self.engine.transfer_active()

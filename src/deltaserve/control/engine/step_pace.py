@@ -13,7 +13,7 @@ sooner.
 from math import inf
 
 _LEARNS = 0.2
-"""Weight of a new step in the running mean of how long its kind takes."""
+"""Weight of a new step that only decodes in the running mean of how long these take."""
 _MARGIN = 0.15
 _MIN_MARGIN_S = 0.002
 """Least margin before the expected end of a step, in seconds: it takes a part of a millisecond to plan."""
@@ -23,35 +23,21 @@ _STRETCH = 3.0
 """Time from the begin of a step to that of the next over its own length, where others are to have the cores."""
 
 
-_LAUNCH_S = 0.010
-"""A step with prompts that a GPU computes in less time takes about as long to launch."""
-
-
-def _learned(expected_s: float, seconds: float) -> float:
-    return expected_s + (_LEARNS if expected_s else 1.0) * (seconds - expected_s)
-
-
-def _late_in(began: float, expected_s: float) -> float:
-    return began + expected_s - max(_MIN_MARGIN_S, _MARGIN * expected_s)
-
-
 class StepPace:
     """The pace of one step thread. A step that ends sooner than expected is followed by one planned then."""
 
     def __init__(self) -> None:
         self._expected_s = 0.0
 
-    def learn(self, seconds: float, num_extended: int) -> None:
-        """Learn from the length of a step that has computed so many tokens of prompts."""
-        if not num_extended:
-            self._expected_s = _learned(self._expected_s, seconds)
+    def learn(self, seconds: float) -> None:
+        """Learn from the length of a step that only decodes."""
+        self._expected_s += (_LEARNS if self._expected_s else 1.0) * (seconds - self._expected_s)
 
-    def plan_at(self, began: float, num_extended: int) -> float:
-        """When to plan behind a step that began then and computes so many tokens of prompts; infinity: not while it
-        computes."""
-        if self._expected_s < _MIN_STEP_S or num_extended:
+    def plan_at(self, began: float) -> float:
+        """When to plan behind a step that began then; infinity: not while it computes."""
+        if self._expected_s < _MIN_STEP_S:
             return inf
-        return _late_in(began, self._expected_s)
+        return began + self._expected_s - max(_MIN_MARGIN_S, _MARGIN * self._expected_s)
 
     def begin_at(self, began: float) -> float:
         """When to begin a step that only decodes behind one that began then, while others are to have the cores."""
@@ -60,27 +46,10 @@ class StepPace:
 
 class EagerPace(StepPace):
     """Where a device computes beside the host, the next step is planned at once: what is not launched when a step ends
-    lets the device wait, and launching takes as long as the host needs for all of the step's layers. Behind a step with
-    prompts that takes longer than that it is planned late in it."""
+    lets the device wait, and launching takes as long as the host needs for all of the step's layers."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._with_prompts_s: dict[int, float] = {}
-        """Expected length of steps with prompts, by the power of two that their tokens of prompts are below."""
-
-    def learn(self, seconds: float, num_extended: int) -> None:
-        super().learn(seconds, num_extended)
-        if num_extended:
-            size = num_extended.bit_length()
-            self._with_prompts_s[size] = _learned(self._with_prompts_s.get(size, 0.0), seconds)
-
-    def plan_at(self, began: float, num_extended: int) -> float:
-        if not num_extended:
-            return began
-        expected_s = self._with_prompts_s.get(num_extended.bit_length())
-        if expected_s is None:
-            return inf
-        return began if expected_s < _LAUNCH_S else _late_in(began, expected_s)
+    def plan_at(self, began: float) -> float:
+        return began
 
 
 class SharedPace(StepPace):

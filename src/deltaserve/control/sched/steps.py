@@ -3,10 +3,9 @@
 Each step lets `num_computed` catch up with a request's tokens (vLLM v1's law); roles differ in what they make of it.
 
 Some steps may be under way (`num_ahead` and one more): one that computes, and those planned behind it, so that the
-device need not wait for the host. A step is planned behind one without guesses: where each of its rows goes on is
-known, the token that it draws is not (`TokenOf`). It takes no memory from anybody who runs; where that would be
-needed, where states move, and behind chunks of prompts whose windows move, it is planned when those before are
-committed.
+device need not wait for the host. A step is planned behind one that only decodes, without guesses: where each of its
+rows goes on is known, the token is not (`TokenOf`). It takes no memory from anybody who runs; where that would be
+needed, and where states move, it is planned when those before are committed.
 
 Rows that go on by one token in every step stand in a set of their own (decode_set.py). Planning and committing them
 costs what has changed among them, and a short loop that books their tokens.
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from deltaserve.control.cache.prefix_cache import PrefixCache
 from deltaserve.control.sched.budget import Budget
-from deltaserve.control.sched.flight import NO_GROUP, DecodeGroup, Flight, Following, following
+from deltaserve.control.sched.flight import NO_GROUP, DecodeGroup, Flight
 from deltaserve.control.sched.holders import Holders
 from deltaserve.control.sched.plan import (
     DecodePart,
@@ -79,9 +78,9 @@ class Steps:
         """Whether a step under way computes this request."""
         return any(flight.names(request) for flight in self._flights)
 
-    def _following(self, request: Request) -> Following:
-        """Where it goes on behind all steps under way."""
-        return following(request, self._flights)
+    def _num_flights(self, request: Request) -> int:
+        """Steps under way that compute it."""
+        return sum(flight.names(request) for flight in self._flights)
 
     def has_work(self) -> bool:
         """Whether plan() may be called, and may find something to compute."""
@@ -120,7 +119,7 @@ class Steps:
             if not (others or len(self._running.decoding)) or not self._grow_behind(others):
                 return None
             self.speculation.go_without()
-        items = self._tokens.items({request: self._following(request) for request in others}, StepIndex(self._step))
+        items = self._tokens.items(others, self._num_flights, StepIndex(self._step))
         may_be_empty = behind is None and self._running.rows.has_news
         return self._launch(items) if items or len(self._running.decoding) or may_be_empty else None
 
@@ -130,7 +129,7 @@ class Steps:
         running, last = self._running, self._last
         if last and running.may_go_on:
             for request in [r for r, item in last.items() if r in running.others and self._joins(r, item)]:
-                running.goes_on(request, request.num_tokens + self._following(request).num_draws - 1)
+                running.goes_on(request, request.num_tokens + self._num_flights(request) - 1)
         for request in running.decoding.ended():
             running.falls_out(request)
 
@@ -138,8 +137,8 @@ class Steps:
         """Whether it goes on behind what this item of it draws, or drew."""
         if not item.samples or request.sampling.logprobs is not None or not request.tabled:
             return False  # nothing tabled: it has another row by now, which is still to be opened
-        if count := self._following(request).num_draws:
-            return request not in self._ending and self._draws_behind(request, count)
+        if count := self._num_flights(request):
+            return request not in self._ending and request.num_tokens + count < request.max_len
         end = item.q_start + item.num_known
         return request.num_computed == end == request.num_tokens - 1
 
@@ -177,8 +176,7 @@ class Steps:
     # ------------------------------------------------------------ behind a step under way
 
     def _may_plan_behind(self, flight: Flight) -> bool:
-        needs = self._running.needs
-        if not flight.is_plain or needs.state_pools or (flight.extends and needs.more_pools):
+        if not flight.is_plain or self._running.needs.state_pools:
             return False
         return not self._running.config.max_drafts or not self.speculation.pays(
             self._tokens.guesses(self._running), len(self._running)
@@ -188,12 +186,8 @@ class Steps:
         """Whether it has something to compute whatever the steps draw, unless that is a token that ends it."""
         if request in self._ending:
             return False
-        count = self._following(request).num_draws
-        return not count or self._draws_behind(request, count)
-
-    def _draws_behind(self, request: Request, count: int) -> bool:
-        """Whether it draws a further token behind `count` that steps under way draw, unless one of them ends it."""
-        return not self._running.config.ends_with_prompt and request.num_tokens + count < request.max_len
+        count = self._num_flights(request)
+        return not count or request.num_tokens + count < request.max_len
 
     def _grow_behind(self, others: Iterable[Request]) -> bool:
         """Pages for what each computes next. False when somebody would have to make way."""
@@ -205,7 +199,7 @@ class Steps:
             for request, page in zip(lacks_page, taken[0], strict=True):
                 self._running.grow(request, ([page],))
         for request in others:
-            count = self._following(request).num_draws
+            count = self._num_flights(request)
             lacking[request] = needs.of_places(request, count) if count else needs.of_next_chunk(request)
         for request, pages in lacking.items():
             if not any(pages):
@@ -350,7 +344,7 @@ class Steps:
             if num_right < planned.num_drafts:
                 self._running.step_back(request)
         self._distrust(request, result.outcome)
-        if planned.samples and not result.drawn:
+        if not result.drawn:
             self._running.falls_out(request)
         is_extend = not planned.is_decode
         if is_extend:
