@@ -2,7 +2,6 @@
 
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,6 +18,7 @@ from tests.compute.executor.in_pieces import PieceDriver, PlainDriver, Told, ass
 from tests.compute.executor.replaying import Repeating
 from tests.compute.executor.test_launched import RULES, LaunchingDriver, outputs, rules
 from tests.compute.executor.world import distribution, extend, random_tokens
+from tests.gpu.unwaiting import check_that_waits_for_nothing
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"), needs_triton]
 NAMES = ("llama", "llama_bf16", "gemma3_text", "qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "qwen3_5_text")
@@ -107,16 +107,7 @@ def test_a_launch_waits_for_nothing(tiny_models: Path, name: str) -> None:
     driver.step([replace(extend(0, prompts[0], 0, 90), wants_prompt_logprobs=False)])
     driver.open(1, prompts[1], rules(2, temperature=0.8))
     plan = driver.planned([replace(extend(1, prompts[1], 0, 95), wants_prompt_logprobs=False)])
-    for launched in driver.launched:
-        launched.wait()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that the mode is a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        ahead = driver.executor.launch(plan)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert ahead.wait().items[0].drawn
+    check_that_waits_for_nothing(driver, plan)
     assert pieces_of(driver)._begun
 
 

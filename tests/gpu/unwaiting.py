@@ -4,6 +4,7 @@ import warnings
 
 import torch
 
+from deltaserve.control.sched.plan import StepPlan
 from tests.compute.executor.test_launched import LaunchingDriver, prompt_item, rules
 from tests.compute.executor.world import random_tokens
 
@@ -15,13 +16,18 @@ def check_launch_waits_for_nothing(driver: LaunchingDriver) -> None:
     driver.step([prompt_item(0, prompt)])
     for position in (40, 41):
         driver.step([driver.decode(0, position)])
+    check_that_waits_for_nothing(driver, driver.planned([driver.decode(0, 42)]))
+
+
+def check_that_waits_for_nothing(driver: LaunchingDriver, plan: StepPlan) -> None:
+    """The plan is launched when all steps before are over, and draws."""
     for launched in driver.launched:
         launched.wait()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that the mode is a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
-        ahead = driver.executor.launch(driver.planned([driver.decode(0, 42)]))
+        ahead = driver.executor.launch(plan)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert ahead.wait().items[0].drawn

@@ -53,19 +53,10 @@ class Recordings:
         self._num_recorded += 1
         return self.attempt(what, partial(self._recorder.record, run))
 
-    def record_each(self, runs: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
-        """See StepRecorder. Raises whatever ends a recording: within `prepared`."""
+    def record_each(self, what: str, runs: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+        """See StepRecorder; `what` they are together. Raises RecordingFailed."""
         self._num_recorded += len(runs)
-        return self._recorder.record_each(runs)
-
-    def prepared(self, what: str, prepare: Callable[[], _Made]) -> _Made | None:
-        """What `prepare` returns, which may record. None: it failed, now or before."""
-        if self._has_failed:
-            return None
-        try:
-            return self.attempt(what, prepare)
-        except RecordingFailed:
-            return None
+        return self.attempt(what, partial(self._recorder.record_each, runs))
 
     def attempt(self, what: str, make: Callable[[], _Made]) -> _Made:
         """What `make` returns: what has to be there to record `what`. Raises RecordingFailed where it raises anything.

@@ -21,7 +21,7 @@ from torch import Tensor
 from deltaserve.compute.attention.attention import StepAttention, StepStates
 from deltaserve.compute.executor.recordable_models import token_bucket, token_buckets, why_no_pieces
 from deltaserve.compute.executor.recorded_steps import why_not_recorded
-from deltaserve.compute.executor.recordings import Recordings
+from deltaserve.compute.executor.recordings import RecordingFailed, Recordings
 from deltaserve.compute.executor.step_recorder import StepRecorder
 from deltaserve.compute.layers.decoder import Decoder, Hidden
 from deltaserve.compute.layers.layer_kind import LastTokens
@@ -107,20 +107,28 @@ class StepPieces:
         """None: such a step is not recorded."""
         if lens.bucket > self.max_tokens:
             return None
-        has_begun = lens.bucket in self._begun
-        what = f"the last stretch of {token_bucket(lens.read)} tokens" if has_begun else f"{lens.bucket} tokens"
-        found = self.recordings.prepared(what, partial(self._prepared, lens))
-        if found is None:
-            self._layout = None
-            self._begun.clear()
-            self._ended.clear()
-        return found
-
-    def _prepared(self, lens: _Lens) -> "_ReplayedStretches":
-        layout = self._layout = self._layout or self._laid_out()
-        self._record_missing(layout, lens)
+        if self.recordings.has_failed:
+            self._drop()
+            return None
+        try:
+            layout = self._prepared(lens)
+        except RecordingFailed:
+            self._drop()
+            return None
         ended = self._ended[token_bucket(lens.read)] if lens.read else None
         return _ReplayedStretches(layout, self._begun[lens.bucket], ended, lens)
+
+    def _drop(self) -> None:
+        self._layout = None
+        self._begun.clear()
+        self._ended.clear()
+
+    def _prepared(self, lens: _Lens) -> _Layout:
+        has_begun = lens.bucket in self._begun
+        what = f"the last stretch of {token_bucket(lens.read)} tokens" if has_begun else f"{lens.bucket} tokens"
+        layout = self._layout = self._layout or self.recordings.attempt(what, self._laid_out)
+        self._record_missing(layout, lens, what)
+        return layout
 
     def _laid_out(self) -> _Layout:
         """Shapes and types are those of a step of one token, of which all is computed here but the meetings."""
@@ -140,7 +148,7 @@ class StepPieces:
         whole = _Buffers(ids, tables, tuple(made.standings), tuple(made.mets))
         return _Layout(whole, tuple(standing_of), tuple(met_of))
 
-    def _record_missing(self, layout: _Layout, lens: _Lens) -> None:
+    def _record_missing(self, layout: _Layout, lens: _Lens, what: str) -> None:
         """All at once, since the host waits for the device each time."""
         wanted = {*self._usual_ends, token_bucket(lens.read)} if lens.read else set(self._usual_ends)
         ends = sorted(wanted - self._ended.keys(), reverse=True)
@@ -150,7 +158,7 @@ class StepPieces:
         runs += [partial(self._compute, layout, layout.whole.first(end), self._num_layers) for end in ends]
         if not runs:
             return
-        replays = self.recordings.record_each(runs)
+        replays = self.recordings.record_each(what, runs)
         if num_begun:
             self._begun[lens.bucket] = replays[:num_begun]
         self._ended.update(zip(ends, replays[num_begun:], strict=True))
