@@ -232,6 +232,19 @@ def vendor_breaches(module: Module) -> list[str]:
     ]
 
 
+def socket_breaches(module: Module) -> list[str]:
+    """ZeroMQ's sockets are made by `new_socket`: one without its linger time may never let its context end."""
+    if module.name == f"{PACKAGE}.process.links.ends":
+        return []
+    calls = (node for node in ast.walk(module.tree) if isinstance(node, ast.Call))
+    names = ((name_of(call.func), call.lineno) for call in calls)
+    return [
+        f"{module.name}:{line} calls {name}: new_socket makes them"
+        for name, line in names
+        if name.endswith(".socket") and name != "socket.socket"
+    ]
+
+
 def purity_breaches(module: Module) -> list[str]:
     if not module.is_pure:
         return []
@@ -380,6 +393,7 @@ LAWS = (
     room_breaches,
     hidden_import_breaches,
     vendor_breaches,
+    socket_breaches,
     purity_breaches,
     duck_typing_breaches,
     global_state_breaches,
@@ -442,6 +456,7 @@ def test_every_package_says_its_one_job() -> None:
         (hidden_import_breaches, "import typing\nif typing.TYPE_CHECKING:\n    import json"),
         (hidden_import_breaches, "import importlib\nimportlib.import_module('torch')"),
         (vendor_breaches, "import nixl._api"),
+        (socket_breaches, "class A:\n    def f(self):\n        self._context.socket(zmq.DEALER)"),
         (purity_breaches, "import torch.nn"),
         (purity_breaches, "from time import monotonic"),
         (purity_breaches, "import sys\nsys.exit(1)"),

@@ -24,7 +24,7 @@ from deltaserve.core.ids import DEFAULT_NAMESPACE
 from deltaserve.core.keys import KEY_BYTES
 from deltaserve.process.children.exits import start_thread
 from deltaserve.process.children.mailbox import Mailbox
-from deltaserve.process.links.ends import Context, Socket
+from deltaserve.process.links.ends import Context, Socket, new_socket
 from deltaserve.process.links.rare_log import RareLog
 from deltaserve.settings.kv_events import KvEventsConfig
 
@@ -188,7 +188,7 @@ def hashes_of(keys: bytes) -> list[int]:
 
 
 def _bound(context: Context, kind: int, endpoint: str, most_waiting: int) -> Socket:
-    socket = context.socket(kind)
+    socket = new_socket(context, kind)
     socket.setsockopt(zmq.SNDHWM, most_waiting)
     socket.setsockopt(zmq.IPV6, 1)
     try:

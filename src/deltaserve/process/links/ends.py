@@ -24,6 +24,7 @@ _RECONNECT_MS = 50
 _RECONNECT_MAX_MS = 200
 """A restarted peer is found again that soon. A try costs a packet."""
 _HANG_UP_LINGER_MS = 500
+_MADE_LINGER_MS = 500
 _MAX_EVENTS = 100
 """Read of a monitor in a turn."""
 _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -170,8 +171,20 @@ def _is_tcp(url: str) -> bool:
         return False
 
 
-def _open(context: Context, kind: int, limits: LinkLimits) -> Socket:
+def new_socket(context: Context, kind: int) -> Socket:
+    """A socket that always lets its context end. Raises ZMQError when no more are to be had.
+
+    Connections of a listener keep the linger time that it had when it was bound, and in ZeroMQ that is without end.
+    libzmq 4.3.5 then never ends a context in which a connection broke as its listener was closed, while a frame waited
+    to leave over it.
+    """
     socket = context.socket(kind)
+    socket.linger = _MADE_LINGER_MS
+    return socket
+
+
+def _open(context: Context, kind: int, limits: LinkLimits) -> Socket:
+    socket = new_socket(context, kind)
     socket.sndhwm = limits.outbox_frames
     socket.rcvhwm = _INBOX_FRAMES
     socket.maxmsgsize = limits.max_frame_bytes

@@ -10,7 +10,7 @@ import zmq
 
 from deltaserve.control.transfer.rank_chain import RankLogError
 from deltaserve.core.errors import ConfigError
-from deltaserve.process.links.ends import Context, Socket
+from deltaserve.process.links.ends import Context, Socket, new_socket
 from deltaserve.process.links.security import LinkSecurity
 
 _MAX_PATH_BYTES = 100
@@ -58,7 +58,7 @@ class RankSockets:
 
     def _end(self) -> Socket:
         """DEALER: with one other end, it takes turns with nobody."""
-        socket: Socket = self._context.socket(zmq.DEALER)
+        socket = new_socket(self._context, zmq.DEALER)
         for limit in (zmq.SNDHWM, zmq.RCVHWM):
             socket.set(limit, _MAX_FRAMES)
         return socket
