@@ -3,6 +3,9 @@
 import asyncio
 import logging
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -76,14 +79,14 @@ async def test_a_name_is_looked_up_again(caplog: pytest.LogCaptureFixture, monke
     heard = _Heard()
     answers: list[list[str]] = [["10.0.0.2", "10.0.0.1"], ["10.0.0.1", "10.0.0.2", "10.0.0.2"], [], ["10.0.0.3"]]
 
-    async def look_up(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+    def look_up(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
         assert (host, port) == ("prefill.svc", 8998)
         addresses = answers.pop(0) if len(answers) > 1 else answers[0]
         if not addresses:
             raise OSError("Name or service not known")
         return [(2, 1, 6, "", (address, port)) for address in addresses]
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
     task = asyncio.create_task(watch_name(parse_worker("prefill@prefill.svc:8998"), heard, _OFTEN_S))
     try:
         await heard.told(2)
@@ -101,6 +104,14 @@ async def test_a_real_name_resolves() -> None:
     finally:
         task.cancel()
     assert heard.names == [["decode-127.0.0.1:8998"]]
+
+
+@pytest.mark.parametrize("source", ["name", "file"])
+def test_a_source_that_stays_silent_keeps_no_process_from_ending(source: str) -> None:
+    """A name server, or a network's disk, that answers never: neither the loop's end nor the interpreter's waits."""
+    command = [sys.executable, "-m", "tests.process.front.silent_source", source]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "the loop is closed\n", "")
 
 
 async def test_what_nobody_foresaw_is_logged_once_and_looked_past(

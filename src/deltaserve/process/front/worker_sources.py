@@ -10,11 +10,12 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from deltaserve.core.errors import one_line
+from deltaserve.process.front.own_thread import in_own_thread
 from deltaserve.settings.worker_list import WorkerEntry, parse_workers
 
 _log = logging.getLogger(__name__)
@@ -52,28 +53,21 @@ class _Complaints:
 async def watch_file(path: Path, listener: Listener, every_s: float = FILE_EVERY_S) -> None:
     """Until cancelled. A file that does not exist yet may come; one that is replaced as a whole, as editors and config
     maps do, is read as it is then."""
-    await _watch(f"--workers-file {path}", lambda: asyncio.to_thread(read_list, path), listener, every_s)
+    await _watch(f"--workers-file {path}", lambda: read_list(path), listener, every_s)
 
 
 async def watch_name(service: WorkerEntry, listener: Listener, every_s: float = NAMES_EVERY_S) -> None:
     """Until cancelled. Each IPv4 address behind the name is a worker of that role and port, called by its address:
     start it with --advertise and that address."""
-    loop = asyncio.get_running_loop()
-
-    async def look() -> tuple[WorkerEntry, ...]:
-        return _at(service, await loop.getaddrinfo(service.host, service.port, **_IPV4))
-
-    await _watch(f"--workers-dns {service.role.value}@{service.address}", look, listener, every_s)
+    await _watch(f"--workers-dns {service.role.value}@{service.address}", lambda: look_up(service), listener, every_s)
 
 
-async def _watch(
-    source: str, look: Callable[[], Awaitable[tuple[WorkerEntry, ...]]], listener: Listener, every_s: float
-) -> None:
-    """`look`: who is named now. Raises OSError, ValueError: what was known last counts on."""
+async def _watch(source: str, look: Callable[[], tuple[WorkerEntry, ...]], listener: Listener, every_s: float) -> None:
+    """`look`: who is named now, which may take any time. Raises OSError, ValueError: what was known last counts on."""
     complaints, last = _Complaints(source), None
     while True:
         try:
-            entries = await look()
+            entries = await in_own_thread(source[:40], look)
             if entries != last:
                 listener(source, entries)
                 last = entries
@@ -106,8 +100,5 @@ def read_list(path: Path) -> tuple[WorkerEntry, ...]:
 
 def look_up(service: WorkerEntry) -> tuple[WorkerEntry, ...]:
     """Who is behind the name now; it may take seconds. Raises OSError."""
-    return _at(service, socket.getaddrinfo(service.host, service.port, **_IPV4))
-
-
-def _at(service: WorkerEntry, found: Sequence[tuple[Any, ...]]) -> tuple[WorkerEntry, ...]:
+    found = socket.getaddrinfo(service.host, service.port, **_IPV4)
     return tuple(service.at(host) for host in sorted({str(address[0]) for *_, address in found}))
