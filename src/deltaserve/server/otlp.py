@@ -6,6 +6,7 @@ OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_*. This module is impo
 
 import time
 from collections.abc import Callable
+from threading import Thread
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -19,7 +20,8 @@ from deltaserve import __version__
 from deltaserve.server.spans import SpanSink, TimedSpan
 
 _SEND_S = 2.0
-"""Longest time to send a batch, and to send what is left at the end."""
+"""Longest time to send a batch, and all that is left at the end, of however many batches: well below what the
+supervisor gives a front for its last words."""
 
 
 def open_sink(endpoint: str, name: str) -> SpanSink:
@@ -27,7 +29,7 @@ def open_sink(endpoint: str, name: str) -> SpanSink:
     resource = Resource.create(
         {"service.name": "deltaserve", "service.instance.id": name, "service.version": __version__}
     )
-    provider = TracerProvider(resource=resource)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # which waits half a minute; see close
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_SEND_S)))
     return _Otlp(provider)
 
@@ -44,8 +46,11 @@ class _Otlp:
         _put(self._tracer, request, context, SpanKind.SERVER, lambda at: int(1e9 * (at + clock_s)))
 
     def close(self) -> None:
-        self._provider.force_flush(int(1000 * _SEND_S))
-        self._provider.shutdown()
+        """In a thread that is left behind when its time is over: the library's own limits hold for a batch, not for all
+        of them."""
+        sending = Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        sending.start()
+        sending.join(_SEND_S)
 
 
 def _put(tracer: Tracer, span: TimedSpan, context: Context, kind: SpanKind, unix_ns: Callable[[float], int]) -> None:

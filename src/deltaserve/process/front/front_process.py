@@ -26,6 +26,7 @@ from deltaserve.process.children.shortage import telling_shortage
 from deltaserve.process.children.terminal import Say, say, say_in_json, start_log
 from deltaserve.process.front.event_loop import loop_factory
 from deltaserve.process.front.front_spec import FrontSpec, FrontWorker
+from deltaserve.process.front.own_thread import in_own_thread
 from deltaserve.process.front.router_engine import RouterEngine
 from deltaserve.process.front.secrets import read_api_keys, read_cluster_key
 from deltaserve.process.front.worker_sources import watch_file, watch_name
@@ -99,7 +100,7 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
         await _end(helpers)
         engine.close()
         if spans is not None:
-            await asyncio.to_thread(spans.close)
+            await in_own_thread("spans", spans.close)
     return Exit.INTEGRITY if engine.breached.is_set() else Exit.OK
 
 
