@@ -6,16 +6,21 @@ Who does not hold the cluster key can neither read, nor join, nor pose as a memb
 
 import hashlib
 import hmac
+import threading
 from dataclasses import dataclass, field
+from functools import partial
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
 from deltaserve.core.files.private_file import MIN_KEY_BYTES
+from deltaserve.process.children.exits import Exit, ProcessOver, start_thread
 
 _DOMAIN = b"deltaserve"
 """Authentication domain of ZeroMQ: with one enforced, a listener without a running authenticator accepts nobody."""
+_STOP_MS = 1000
+"""How long the authenticator's thread may take to take the word that it is to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +59,44 @@ class LinkSecurity:
         socket.curve_publickey = self.client.public
 
     def authenticate(self, context: zmq.Context[zmq.Socket[bytes]]) -> ThreadAuthenticator:
-        """Start the check of client keys for all listeners of a context; the caller stops it before terminating."""
-        authenticator = ThreadAuthenticator(context)
+        """Start the check of client keys for all listeners of a context; the caller stops it before terminating.
+
+        The process ends when its thread dies: no new member could join.
+        """
+        authenticator = _Authenticator(context)
         authenticator.start()
         authenticator.configure_curve_callback(
             domain=_DOMAIN.decode(), credentials_provider=_Members(self.client.public)
         )
         return authenticator
+
+
+class _Authenticator(ThreadAuthenticator):
+    """One whose `stop` ends, and whose death is seen."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._is_stopping = threading.Event()
+        super().__init__(context)
+
+    def start(self) -> None:
+        super().start()
+        self.pipe.sndtimeo = _STOP_MS
+        start_thread("authenticator", partial(self._watch, self.thread))
+
+    def stop(self) -> None:
+        """A thread that died has closed its end of the pipe: nobody takes what is sent to it."""
+        self._is_stopping.set()
+        try:
+            super().stop()
+        except zmq.Again:
+            self.pipe.close()
+            self.pipe = None  # type: ignore[assignment]  # pyzmq does so itself
+            super().stop()
+
+    def _watch(self, thread: threading.Thread) -> None:
+        thread.join()
+        if not self._is_stopping.is_set():
+            raise ProcessOver(Exit.THREAD_DIED, "the authenticator of worker links died: no member could join")
 
 
 @dataclass(frozen=True, slots=True)
