@@ -7,4 +7,21 @@ is several times as long, so that a wait fails first and says what it waited for
 done in fixtures.
 """
 
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Timer
+from typing import Any
+
 PATIENCE_S = 600.0
+
+
+@contextmanager
+def killed_if_late(process: "subprocess.Popen[Any]") -> Iterator[None]:
+    """Within it a process that hangs is killed when patience is over: that ends its output, and so whoever reads it."""
+    limit = Timer(PATIENCE_S, process.kill)
+    limit.start()
+    try:
+        yield
+    finally:
+        limit.cancel()

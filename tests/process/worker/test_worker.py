@@ -14,6 +14,7 @@ from deltaserve.launch.compose import free_port
 from deltaserve.process.children.exits import Exit
 from deltaserve.process.links.links import Links
 from deltaserve.process.links.security import LinkSecurity
+from deltaserve.settings.kv_events import KvEventsConfig
 from tests.patience import PATIENCE_S
 from tests.ports import taken
 from tests.process.worker.server import running
@@ -47,6 +48,17 @@ def test_it_finishes_what_it_has_before_it_ends(tmp_path: Path, links: Links) ->
         worker.signal(signal.SIGTERM)
         assert front.answer() == (7,)
         assert worker.code() == Exit.OK
+
+
+def test_an_end_that_hangs_is_cut_short(tmp_path: Path) -> None:
+    """Whoever starts workers again waits for each to end: one that nobody told to end is killed by nobody."""
+    events = KvEventsConfig(endpoint=f"tcp://127.0.0.1:{free_port()}")
+    with working(tmp_path, "end-hangs", kv_events=events) as worker:
+        worker.port()
+        worker.signal(signal.SIGTERM)
+        assert worker.code() == Exit.STUCK
+        assert "the process did not end, telling its last KV events went on for" in worker.log()
+        assert "in _end" in worker.log()
 
 
 def test_the_grace_bounds_the_drain(tmp_path: Path, links: Links) -> None:

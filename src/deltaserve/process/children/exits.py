@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
@@ -108,29 +109,37 @@ def start_thread(name: str, body: Callable[[], None]) -> threading.Thread:
     return thread
 
 
+_END_CHECKS = 60
+"""Seconds that one part of a process's end may take: half a minute beyond the longest time that any of them gives
+itself, and as long as a kernel may need to free what a rank had pinned. Nothing that is of use later is done then."""
+
+
 class Watchdog:
-    """Ends the process when nobody calls `alive` for `limit` checks, one a second.
+    """Ends the process when nobody calls `alive` for `limit` checks, one a second; and when it does not end, once it is
+    to. It goes on until the process has left.
 
     It counts checks instead of reading a clock: a process that was stopped and goes on is not stuck.
     """
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
         self._beats = 0
-        self._stop = threading.Event()
-        self._thread = start_thread("watchdog", self._run)
+        self._expected = limit, "the loop made no turn"
+        start_thread("watchdog", self._run)
 
     def alive(self) -> None:
         self._beats += 1
 
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
+    def ends(self, part: str) -> None:
+        """The loop is over. This part of the process's end begins, and the one before is over."""
+        self.alive()
+        self._expected = _END_CHECKS, f"the process did not end, {part} went on"
 
     def _run(self) -> None:
         last, missed = self._beats, 0
-        while not self._stop.wait(1.0):
+        while True:
+            time.sleep(1.0)
+            limit, words = self._expected  # read before the beats, which are counted before it is written
             missed = missed + 1 if self._beats == last else 0
             last = self._beats
-            if missed >= self._limit:
-                end_stuck(f"the loop made no turn for {missed} s")
+            if missed >= limit:
+                end_stuck(f"{words} for {missed} s")

@@ -81,7 +81,8 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
         loop.add_reader(parent.fileno(), _hear, parent, engine, by_name, stop)
     return_large_blocks()
     keep_loaded()
-    helpers = [loop.create_task(_prove_life()), loop.create_task(_stop_on_breach(engine, stop))]
+    watchdog = Watchdog(_STUCK_AFTER_S)
+    helpers = [loop.create_task(_prove_life(watchdog)), loop.create_task(_stop_on_breach(engine, stop))]
     if spec.workers_file is not None:
         helpers.append(loop.create_task(watch_file(Path(spec.workers_file), engine.workers_named)))
     helpers += [loop.create_task(watch_name(each, engine.workers_named)) for each in parse_workers(spec.workers_dns)]
@@ -97,10 +98,14 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
     try:
         await serve(app, settings, stop=stop, hurry=hurry, on_listening=on_listening)
     finally:
+        watchdog.ends("ending its helpers")
         await _end(helpers)
+        watchdog.ends("closing its links")
         engine.close()
+        watchdog.ends("sending its last spans")
         if spans is not None:
             await in_own_thread("spans", spans.close)
+        watchdog.ends("leaving")
     return Exit.INTEGRITY if engine.breached.is_set() else Exit.OK
 
 
@@ -125,15 +130,11 @@ def _codec(spec: FrontSpec) -> TextCodec:
     return TextCodec.load(Path(spec.model_path), spec.model_overrides, spec.sampling_defaults, template, parsers)
 
 
-async def _prove_life() -> None:
+async def _prove_life(watchdog: Watchdog) -> None:
     """An event loop that stands still ends the process, its stack shown: nobody is answered any more."""
-    watchdog = Watchdog(_STUCK_AFTER_S)
-    try:
-        while True:
-            watchdog.alive()
-            await asyncio.sleep(_LIFE_S)
-    finally:
-        watchdog.stop()
+    while True:
+        watchdog.alive()
+        await asyncio.sleep(_LIFE_S)
 
 
 async def _stop_on_breach(engine: RouterEngine, stop: asyncio.Event) -> None:

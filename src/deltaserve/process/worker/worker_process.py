@@ -114,17 +114,26 @@ def _serve(spec: WorkerSpec, parent: Parent | None, build: Build, rank_argv: tup
     if parent is not None:
         parent.ready(f"tcp://{spec.host}:{port}", boot)
     code = loop.run()
-    watchdog.stop()
+    _end(watchdog, links, threads, ranks)
+    _log.info("ended with exit code %d", code)
+    return code
+
+
+def _end(watchdog: Watchdog, links: Links, threads: Threads, ranks: RankProcesses | None) -> None:
+    """Close all, part by part. One that hangs ends the process: where nobody told it to end nobody would kill it."""
+    watchdog.ends("closing its links")
     links.close(_LAST_FRAMES_MS)
+    watchdog.ends("closing its transport")
     if not threads.transfer.stop(_STOP_WAIT_S):
         _log.warning("the transport did not close within %.0f s", _STOP_WAIT_S)
     threads.step.stop(wait_s=0.0)
+    watchdog.ends("telling its last KV events")
     if threads.blocks is not None:
         threads.blocks.stop()
+    watchdog.ends("ending its ranks")
     if ranks is not None:
         ranks.end()
-    _log.info("ended with exit code %d", code)
-    return code
+    watchdog.ends("leaving")
 
 
 def _pace(spec: WorkerSpec, parts: WorkerParts) -> StepPace:

@@ -6,6 +6,7 @@ The name of its model folder says what goes wrong, if anything.
 import errno
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -32,6 +33,8 @@ from deltaserve.core.sampling import SamplingParams
 from deltaserve.core.tokens import pack_u32, unpack_u32
 from deltaserve.core.transport import FenceResult
 from deltaserve.core.wire.messages import Envelope, Finished, FinishReason, Message, Submit, TokenRun, Tokens, Usage
+from deltaserve.process.children import exits
+from deltaserve.process.links.block_link import BlockPublisher
 from deltaserve.process.worker.rank_group import GroupExecutor, RankProcesses
 from deltaserve.process.worker.worker_process import WorkerParts, run_worker
 from deltaserve.process.worker.worker_spec import WorkerSpec
@@ -200,6 +203,9 @@ def build(spec: WorkerSpec, boot: Boot, progress: Callable[[str], None], ranks: 
     if folder == "not-a-model":
         raise ConfigError("config.json: not found\nin the model folder")
     progress("clearing its throat")
+    if folder == "end-hangs":
+        exits._END_CHECKS = 1
+        BlockPublisher.stop = lambda _: threading.Event().wait()  # type: ignore[assignment,method-assign]
 
     def open_plane() -> DataPlane:
         if folder == "transport-refuses":
