@@ -48,7 +48,7 @@ class Forks:
 
     def run(self, tree: Path, program: Path, *arguments: str, limit_s: float) -> subprocess.CompletedProcess[str]:
         """A program in that folder, which imports deltaserve, tests and tools of it. AssertionError when the limit is
-        over; then all is ended."""
+        over; then all is ended, as it is when whoever waits here is interrupted: by a test's own limit, say."""
         assert self.process.stdin is not None and self.process.stdout is not None
         job = {"tree": str(tree), "argv": [str(program), *arguments], "outputs": self.outputs.name}
         print(json.dumps(job), file=self.process.stdin, flush=True)
@@ -56,6 +56,9 @@ class Forks:
         limit.start()
         try:
             code = self.process.stdout.readline()
+        except BaseException:
+            self._kill()
+            raise
         finally:
             limit.cancel()
         assert code, f"{program} took more than {limit_s:g} s, or its process ended"
@@ -64,10 +67,17 @@ class Forks:
 
     def close(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()
+        self._kill()  # it has nothing to put in order
         self.process.wait()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.stdout.close()
         self.outputs.cleanup()
+
+    def _kill(self) -> None:
+        """The process, and the program that it waits for."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def main(*words: str) -> None:

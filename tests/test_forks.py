@@ -1,8 +1,13 @@
 """Programs in forks of one process."""
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from threading import Thread
+from types import FrameType
 
 import pytest
 
@@ -62,6 +67,35 @@ def test_a_program_without_end_is_ended(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"program.py took more than 0.5 s"):
         forks.run(tmp_path, tmp_path / "program.py", limit_s=0.5)
     forks.close()
+
+
+class Interrupted(BaseException):
+    """What a test's own limit raises wherever the test is."""
+
+
+def test_a_run_that_is_interrupted_leaves_nothing_to_wait_for(tmp_path: Path) -> None:
+    forks, begun = Forks.of(()), tmp_path / "begun"
+    (tmp_path / "program.py").write_text(f"import time; open({str(begun)!r}, 'w'); time.sleep(3600)")
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    def interrupt_when_it_has_begun() -> None:
+        while not begun.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    former = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        Thread(target=interrupt_when_it_has_begun, daemon=True).start()
+        with pytest.raises(Interrupted):
+            forks.run(tmp_path, tmp_path / "program.py", limit_s=PATIENCE_S)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    closing_it = Thread(target=forks.close, daemon=True)
+    closing_it.start()
+    closing_it.join(PATIENCE_S)
+    assert not closing_it.is_alive()
 
 
 def test_modules_of_one_tree_are_there_before_a_program_begins(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.e2e.test_deaths import in_the_middle
 from tests.e2e.test_parity import check_batch, check_hits, check_lengths
 from tests.e2e.test_pressure import leave_after, num_cancelled
 from tests.fixtures.mooncake_engines import need_mooncake
+from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
 PAGE = 16
@@ -134,7 +135,10 @@ def listeners(process: psutil.Process) -> list[Any]:
 
 def test_a_pair_without_its_library_is_one_line(tiny_models: Path, tmp_path: Path) -> None:
     process = serve_without_nixl(tmp_path, tiny_models / "llama", free_port())
-    assert process.popen.wait() == 2
+    try:
+        assert process.popen.wait(PATIENCE_S) == 2
+    finally:
+        process.kill()
     said = [line for line in process.log().splitlines() if "it is not here" in line]
     assert said
     assert all("nixl-cu12" in line and "host memory" in line and "pip install nixl-cu12" in line for line in said)
