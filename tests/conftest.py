@@ -1,10 +1,10 @@
 """Hypothesis profiles: `ci` is bounded and repeatable (the default), `full` searches. Tiny models.
 
 And what a run tells when it ends badly: failed tests are named when they fail (progress.py), not only in the summary
-that a killed run never prints; a test that hangs where no signal reaches it ends its process with all stacks; one that
-eats memory gets a MemoryError of its own before the machine ends something else. Signals mean to the processes that
-tests start what they mean to commands of a shell, also where the run itself was started to ignore them (nohup, a
-script's `&`).
+that a killed run never prints; a test that hangs where no signal reaches it ends its process with all stacks, and so
+does a run that cannot leave; one that eats memory gets a MemoryError of its own before the machine ends something else.
+Signals mean to the processes that tests start what they mean to commands of a shell, also where the run itself was
+started to ignore them (nohup, a script's `&`).
 """
 
 import faulthandler
@@ -40,6 +40,8 @@ settings.load_profile("ci")
 _FIXTURES = Path(__file__).parent / "fixtures"
 _GRACE_S = 60.0
 """After a test's time limit, which is a signal to Python, until its process is ended without Python."""
+_EXIT_S = 600.0
+"""How long a run may take to leave when all is reported: it removes folders of earlier runs, on a busy disk."""
 _FIXTURES_S = 3 * 3600.0
 """Time limit of what is made before a test: compilations among it, on a busy machine."""
 _LONG = (
@@ -104,7 +106,8 @@ def _native_libraries(request: pytest.FixtureRequest) -> None:
 
 
 class _Watch:
-    """Ends a pytest process whose test hangs where the signal of its time limit reaches no Python."""
+    """Ends a pytest process whose test hangs where the signal of its time limit reaches no Python, or which cannot
+    leave since a test left a thread behind."""
 
     def __init__(self, config: pytest.Config, stderr: int) -> None:
         self._limit_s = float(config.getini("timeout") or 0)
@@ -125,6 +128,11 @@ class _Watch:
     def pytest_runtest_teardown(self) -> Iterator[None]:
         with self._within(self._limit_s):
             return (yield)
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """Processes of pytest-xdist wait for each other here, and are ended by the one that started them."""
+        if not hasattr(config, "workerinput"):
+            faulthandler.dump_traceback_later(_EXIT_S, exit=True, file=self._stderr)
 
     @contextmanager
     def _within(self, limit_s: float) -> Iterator[None]:
