@@ -5,11 +5,15 @@ packages, whose time is handed in.
 """
 
 import ast
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import patience
+from tests.patience import killed_if_late
 from tests.test_architecture import PURE_PACKAGES
 
 TESTS = Path(__file__).parent
@@ -92,6 +96,14 @@ def test_a_number_for_a_wait_is_found(source: str) -> None:
 )
 def test_other_waits_are_left_alone(source: str) -> None:
     assert not found(source)
+
+
+def test_a_process_that_hangs_is_killed_when_patience_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.1)
+    with subprocess.Popen(["sleep", "3600"], stdout=subprocess.PIPE) as process, killed_if_late(process):
+        assert process.stdout is not None
+        assert process.stdout.read() == b""
+    assert process.returncode == -signal.SIGKILL
 
 
 def _files() -> list[Path]:

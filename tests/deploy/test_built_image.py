@@ -25,7 +25,7 @@ import pytest
 import deltaserve
 from tests.deploy.rendered import Json
 from tests.deploy.test_images import extras_of
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, killed_if_late
 from tests.ports import free_port
 from tests.tools.built_wheel import PIP, ROOT, copy_tree
 
@@ -144,7 +144,7 @@ def test_it_answers_as_its_page_starts_it(container: Container, tmp_path: Path) 
     os.chown(keys, 10001, 10001)
     words = [word.replace("0.0.0.0", "127.0.0.1") for word in RUN[RUN.index("deltaserve:cpu") + 1 :]]
     command = container.command([*words, "--port", port], mounts=[ROOT / "models" / "recall-micro", keys])
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, killed_if_late(server):
         try:
             assert any("all processes are ready" in line for line in server.stdout or ()), "it ended"
             prompt = " rada ruga; tuto teva; buse make; teva rada; ruga buse; make tuto;? ruga"

@@ -18,7 +18,7 @@ import pytest
 
 from tests.e2e.server import Server, environment, serving, wait_until
 from tests.e2e.typist import CTRL_C, CTRL_D, Typist
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, killed_if_late
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "recall-micro"
 FACTS = "Facts: rada ruga; ruga buse; buse zube; zube rada;? rada"
@@ -85,7 +85,8 @@ def test_each_line_is_a_turn_and_its_costs_are_told(server: Server, folder: Path
     assert process.stdout is not None
     process.stdin.write(f"{FACTS}\n")
     process.stdin.flush()
-    assert process.stdout.readline() == f"{ANSWER}\n"
+    with killed_if_late(process):
+        assert process.stdout.readline() == f"{ANSWER}\n"
     server.wait_quiet()  # what decode generated goes back to prefill behind the answer
     out, told = finish(process, "? buse\n/stats\n")
     assert out == f"{NEXT}\n"

@@ -10,12 +10,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Timer
 
 import httpx
 import psutil
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, killed_if_late
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,12 +31,10 @@ def demo(folder: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    limit = Timer(PATIENCE_S, process.kill)  # a hang ends the output, and so the test
-    limit.start()
     try:
-        yield process
+        with killed_if_late(process):
+            yield process
     finally:
-        limit.cancel()
         process.kill()
         process.wait()
         if process.stdout is not None:

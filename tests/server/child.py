@@ -20,7 +20,7 @@ from deltaserve.server.heap import return_large_blocks
 from deltaserve.server.listening import Listening, serve
 from deltaserve.server.settings import HttpLimits, ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, killed_if_late
 from tests.server.oracle import OracleEngine
 
 NUM_LATER_FILES = 16
@@ -69,7 +69,8 @@ def child(model_folder: Path, folder: Path, num_files: int | None = None, num_li
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=stderr, env=env, text=True, cwd=folder)
     try:
         assert process.stdout is not None
-        line = process.stdout.readline()
+        with killed_if_late(process):
+            line = process.stdout.readline()
         assert line, log.read_text()
         port, *admin = map(int, line.split())
         yield Child(process, port, admin[0] if admin else None, log)

@@ -30,7 +30,7 @@ from tests.e2e.questions import AskedDocument, ask_about
 from tests.e2e.server import ROOT, wait_until
 from tests.e2e.test_deaths import stream_tokens
 from tests.launch.clusters.ray.page_server import HOST, NETWORK, PageServer, Stand
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, killed_if_late
 from tests.ports import free_port
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here: scripts/test-ray")
@@ -54,7 +54,8 @@ class Nodes:
         self._popen = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
         self._seen: set[psutil.Process] = set()
         assert self._popen.stdout is not None
-        told = json.loads(self._popen.stdout.readline())
+        with killed_if_late(self._popen):
+            told = json.loads(self._popen.stdout.readline())
         self.start_s = time.monotonic() - self._started
         self.address: str = told["address"]
         self.head = self.address.partition(":")[0]
