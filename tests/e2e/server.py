@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from tests.halting import halted, kill_wholly
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
@@ -247,6 +248,14 @@ class Server(Process, Api):
 
     def signal(self, name: str, number: signal.Signals) -> None:
         os.kill(self.pid(name), number)
+
+    @contextmanager
+    def killed(self, name: str) -> Iterator[None]:
+        """A child was killed, and is away while this lasts: the supervisor, which would start it again, stands still.
+        So nobody is told of the end meanwhile but by connections, which end, too."""
+        with halted(self.popen.pid):
+            kill_wholly(self.pid(name))
+            yield
 
     def deaths(self) -> list[str]:
         """Every end of a child so far: `prefill-0: ended with signal SIGKILL`."""

@@ -1,6 +1,5 @@
 """Several fronts on one port."""
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -9,7 +8,7 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 
-from tests.e2e.server import PLAIN_HTTP, Answer, Api, Server, wait_until
+from tests.e2e.server import PLAIN_HTTP, Answer, Api, Server
 from tests.ports import free_port
 
 NUM_FRONTS = 2
@@ -73,11 +72,10 @@ def test_admin_routes_are_each_fronts_own(fronts: Server) -> None:
 
 def test_while_one_is_down_the_others_take_all_requests(fronts: Server) -> None:
     """The kernel gives no connection to a socket whose process is gone."""
-    fronts.signal("front-1", signal.SIGKILL)
-    wait_until(lambda: any("front-1: ended" in death for death in fronts.deaths()), "the end to be told", fronts)
     draw = Random(2)
-    for _ in range(12):
-        assert len(ask(fronts, [draw.randrange(3, 200) for _ in range(20)]).tokens) == 4
+    with fronts.killed("front-1"):
+        for _ in range(12):
+            assert len(ask(fronts, [draw.randrange(3, 200) for _ in range(20)]).tokens) == 4
     fronts.wait_back("front-1")
     for index in range(NUM_FRONTS):
         assert httpx.get(f"http://127.0.0.1:{ADMIN_PORT + index}/server_info", verify=PLAIN_HTTP).status_code == 200

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from tests.e2e.server import ROOT, Server, serving, wait_until
+from tests.halting import losing_its_port
 from tests.patience import PATIENCE_S
-from tests.ports import taken
 from tests.process.worker.server import is_alive
 
 MODEL = ROOT / "models" / "recall-micro"
@@ -188,13 +188,15 @@ def test_a_client_that_leaves_takes_its_room_with_it(server: Server) -> None:
 def test_a_prefill_death_is_about_readiness_not_life(mortal: Server) -> None:
     """Front and decode live on as the processes they were; readiness names who is missing, and comes back."""
     before, deaths = mortal.pids(), len(mortal.deaths())
-    mortal.signal("prefill-0", signal.SIGKILL)
-    wait_until(lambda: not mortal.is_ready(), "the death to be noticed")
-    reply = mortal.http.get("/readyz")
-    if reply.status_code == 503:
+    with mortal.killed("prefill-0"):
+        wait_until(lambda: not mortal.is_ready(), "the death to be noticed")
+        reply = mortal.http.get("/readyz")
+        assert reply.status_code == 503
         assert "prefill-0" in reply.json()["reasons"]["engine"]
+        assert mortal.http.get("/livez").status_code == 200
     while not mortal.is_ready():
         assert mortal.http.get("/livez").status_code == 200
+    mortal.wait_back("prefill-0")
     assert {name for name, pid in mortal.pids().items() if pid != before[name]} == {"prefill-0"}
     mortal.complete(PROMPT)
     assert len(mortal.deaths()) == deaths + 1
@@ -204,9 +206,7 @@ def test_a_prefill_death_is_about_readiness_not_life(mortal: Server) -> None:
 def test_a_worker_whose_port_was_taken_meanwhile_is_found_elsewhere(mortal: Server, name: str) -> None:
     answer, deaths = mortal.complete(PROMPT), len(mortal.deaths())
     port = mortal.worker_port(name)
-    mortal.signal(name, signal.SIGKILL)
-    wait_until(lambda: len(mortal.deaths()) == deaths + 1, "the death to be noticed")
-    with taken(port):
+    with losing_its_port(mortal.pid(name), port, mortal.popen.pid):
         wait_until(lambda: mortal.worker_port(name) != port, "another port", mortal)
         wait_until(mortal.is_ready, "readiness", mortal)
         assert mortal.complete(PROMPT, no_cache=True).tokens == answer.tokens

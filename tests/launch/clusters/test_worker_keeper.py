@@ -4,8 +4,9 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from threading import Event
 
 import psutil
 import pytest
@@ -13,6 +14,9 @@ import pytest
 from deltaserve.launch.clusters import worker_keeper
 from deltaserve.launch.clusters.worker_keeper import KeeperReport, WorkerKeeper
 from deltaserve.launch.clusters.worker_plan import PlannedWorker, plan_workers
+from deltaserve.launch.supervisor import Supervisor, SupervisorOptions
+from deltaserve.process.children.child import ChildSpec
+from deltaserve.process.children.child_events import ChildEvent, Ended
 from deltaserve.process.children.exits import Exit
 from deltaserve.settings.flags.merge import load
 from tests.patience import PATIENCE_S
@@ -79,8 +83,28 @@ def keep() -> Iterator[Callable[[PlannedWorker], Kept]]:
         assert kept.keeper.wait(PATIENCE_S)
 
 
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Event:
+    """Until it is set, a supervisor that has told of the end of its child does not start it again."""
+    was_seen = Event()
+
+    class Waiting(Supervisor):
+        def __init__(
+            self, children: Sequence[ChildSpec], options: SupervisorOptions, on_event: Callable[[ChildEvent], None]
+        ) -> None:
+            def tell(event: ChildEvent) -> None:
+                on_event(event)
+                if isinstance(event, Ended):
+                    assert was_seen.wait(PATIENCE_S)
+
+            super().__init__(children, options, tell)
+
+    monkeypatch.setattr(worker_keeper, "Supervisor", Waiting)
+    return was_seen
+
+
 def test_a_killed_worker_is_started_again_where_it_was(
-    tiny_models: Path, key: Path, keep: Callable[[PlannedWorker], Kept]
+    tiny_models: Path, key: Path, keep: Callable[[PlannedWorker], Kept], seen: Event
 ) -> None:
     worker = planned(tiny_models / "llama", key)
     kept = keep(worker)
@@ -91,7 +115,10 @@ def test_a_killed_worker_is_started_again_where_it_was(
     old = kept.pid()
     assert psutil.Process(old).cmdline()[1:3] == ["-m", "deltaserve.process.worker.worker"]
     os.kill(old, signal.SIGKILL)
-    kept.wait_for(lambda report: not report.is_ready, "its end to be seen")
+    try:
+        kept.wait_for(lambda report: not report.is_ready, "its end to be seen")
+    finally:
+        seen.set()
     second = kept.wait_for(lambda report: report.is_ready, "readiness again")
     assert kept.pid() != old
     assert second.life == first.life, "the keeper is the same"

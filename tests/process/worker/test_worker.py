@@ -15,6 +15,7 @@ from deltaserve.process.children.exits import Exit
 from deltaserve.process.links.links import Links
 from deltaserve.process.links.security import LinkSecurity
 from deltaserve.settings.kv_events import KvEventsConfig
+from tests.halting import losing_its_port
 from tests.patience import PATIENCE_S
 from tests.ports import taken
 from tests.process.worker.server import running
@@ -229,11 +230,10 @@ def test_a_worker_whose_thread_died_is_started_again(tmp_path: Path, links: Link
 
 def test_a_killed_worker_whose_port_was_taken_comes_back_elsewhere(tmp_path: Path, links: Links) -> None:
     """The kernel gave it that port, and may give it to any program while it is away."""
-    with running(tmp_path, [supervised(tmp_path, "decode-0")], first_delay_s=3.0) as server:
+    with running(tmp_path, [supervised(tmp_path, "decode-0")]) as server:
         port = _port(server.wait_for("IsReady")["url"])
-        psutil.Process(server.pid("decode-0")).kill()
-        server.wait_for("Ended")
-        with taken(port):
+        with losing_its_port(server.pid("decode-0"), port, server.process.pid):
+            server.wait_for("Ended")
             elsewhere = _port(server.wait_for("IsReady")["url"])
         assert elsewhere != port
         front = Front(links, elsewhere)
@@ -244,11 +244,11 @@ def test_a_killed_worker_whose_port_was_taken_comes_back_elsewhere(tmp_path: Pat
 
 def test_a_killed_worker_returns_to_the_port_it_was_told_and_no_other(tmp_path: Path) -> None:
     told = free_port()
-    with running(tmp_path, [supervised(tmp_path, "decode-0", port=told)], first_delay_s=3.0) as server:
+    children = [supervised(tmp_path, "decode-0", port=told)]
+    with running(tmp_path, children, max_restarts=1000) as server:  # many fall into the time in which it is taken
         assert _port(server.wait_for("IsReady")["url"]) == told
-        psutil.Process(server.pid("decode-0")).kill()
-        server.wait_for("Ended")
-        with taken(told):
+        with losing_its_port(server.pid("decode-0"), told, server.process.pid):
+            assert server.wait_for("Ended")["code"] == -signal.SIGKILL
             assert server.wait_for("Ended")["code"] == Exit.CONFIG
         assert _port(server.wait_for("IsReady")["url"]) == told
         assert server.end() == 0
