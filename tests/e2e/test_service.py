@@ -6,7 +6,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,15 +15,18 @@ import psutil
 import pytest
 
 from tests.e2e.server import ROOT, Server, serving, wait_until
-from tests.halting import losing_its_port
+from tests.halting import halted, losing_its_port
 from tests.patience import PATIENCE_S
 from tests.process.worker.server import is_alive
 
 MODEL = ROOT / "models" / "recall-micro"
-FLAGS = ("--page-size", "16", "--num-pages", "2048", "--context-length", "2048")
+FLAGS = ("--page-size", "16", "--num-pages", "2048", "--context-length", "8192")
 PROMPT = list(range(32, 112))
-LONG, NUM_SAMPLES = 1900, 2
-"""Output that takes seconds on any machine."""
+LONG, NUM_SAMPLES = 7900, 2
+"""Output that takes many seconds on any machine: nobody waits for its end."""
+MANY = 1900
+"""Output of one sample that takes a second, and is waited for."""
+MAX_TRIES = 20
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +48,13 @@ def mortal(server: Server) -> Server:
 class Stream(threading.Thread):
     """A long answer, read in a thread."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, max_tokens: int) -> None:
         super().__init__()
         self.events: list[str] = []
         self.begun = threading.Event()
         self._server = server
         fields = {"stream": True, "stream_options": {"include_usage": True}}
-        self._body = server.body(PROMPT, max_tokens=LONG, n=NUM_SAMPLES, **fields)
+        self._body = server.body(PROMPT, max_tokens=max_tokens, n=NUM_SAMPLES, **fields)
         self.start()
 
     def run(self) -> None:
@@ -60,6 +63,20 @@ class Stream(threading.Thread):
             for line in filter(None, reply.iter_lines()):
                 self.events.append(line.removeprefix("data: "))
                 self.begun.set()
+
+
+@contextmanager
+def stream_in_its_middle(server: Server, max_tokens: int) -> Iterator[Stream]:
+    """No token of the stream is computed while this lasts, and some are still to come: decode stands still."""
+    for _ in range(MAX_TRIES):
+        stream = Stream(server, max_tokens)
+        assert stream.begun.wait(PATIENCE_S)
+        with halted(server.pid("decode-0")):
+            if stream.is_alive():
+                yield stream
+                return
+        stream.join(PATIENCE_S)
+    raise AssertionError("no stream takes long enough here to be met in its middle")
 
 
 # ---------------------------------------------------------------- logs
@@ -180,7 +197,7 @@ def test_a_client_that_leaves_takes_its_room_with_it(server: Server) -> None:
     with server.http.stream("POST", "/v1/completions", json=body) as reply:
         lines = reply.iter_lines()
         next(lines)  # kept: an iterator that is dropped closes the connection
-        assert server.info()["engine"]["rooms"] == NUM_SAMPLES
+        assert server.info()["engine"]["rooms"] == NUM_SAMPLES, "asked too late to show anything"
     wait_until(lambda: server.info()["engine"]["rooms"] == 0, "the room to end")
     server.wait_quiet()
 
@@ -213,21 +230,29 @@ def test_a_worker_whose_port_was_taken_meanwhile_is_found_elsewhere(mortal: Serv
     assert len(mortal.deaths()) == deaths + 1
 
 
+def reasons(server: Server) -> dict[str, str]:
+    """Why it is not ready, by source; empty when it is."""
+    found: dict[str, str] = server.http.get("/readyz").json().get("reasons", {})
+    return found
+
+
 def test_sigterm_refuses_what_is_new_and_finishes_what_is_there(folder: Path) -> None:
     """Readiness ends at once, the stream is finished, every exit code is 0."""
     with serving(folder, MODEL, *FLAGS, "--shutdown-grace-s", str(PATIENCE_S)) as server:
-        stream = Stream(server)
-        assert stream.begun.wait(PATIENCE_S)
-        os.kill(server.popen.pid, signal.SIGTERM)
-        wait_until(lambda: server.http.get("/readyz").status_code == 503, "draining")
-        assert server.http.get("/readyz").json()["reasons"].keys() == {"draining"}
-        refused = server.http.post("/v1/completions", json=server.body(PROMPT, max_tokens=1))
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
-        assert server.http.get("/livez").status_code == 200
-        assert stream.is_alive(), "asked too late to show anything"
+        with stream_in_its_middle(server, MANY) as stream:
+            os.kill(server.popen.pid, signal.SIGTERM)
+            wait_until(lambda: "draining" in reasons(server), "draining")
+            told = reasons(server)
+            assert "decode-0" in told.pop("engine", "decode-0 stands still")
+            assert told.keys() == {"draining"}
+            refused = server.http.post("/v1/completions", json=server.body(PROMPT, max_tokens=1))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+            assert told["draining"] in refused.json()["error"]["message"]
+            assert server.http.get("/livez").status_code == 200
+            assert stream.is_alive(), "asked too late to show anything"
         stream.join(PATIENCE_S)
         assert stream.events[-1] == "[DONE]"
-        assert json.loads(stream.events[-2])["usage"]["completion_tokens"] == LONG * NUM_SAMPLES
+        assert json.loads(stream.events[-2])["usage"]["completion_tokens"] == MANY * NUM_SAMPLES
         assert server.popen.wait(PATIENCE_S) == 0
         assert all(line.endswith("exit code 0") for line in server.deaths())
         assert not any(is_alive(pid) for pid in server.pids().values())
@@ -236,14 +261,13 @@ def test_sigterm_refuses_what_is_new_and_finishes_what_is_there(folder: Path) ->
 def test_a_second_signal_ends_the_grace(folder: Path) -> None:
     """The stream does not end well, nothing outlives the supervisor, and nobody waits for either."""
     with serving(folder, MODEL, *FLAGS) as server:
-        stream = Stream(server)
         pids = server.pids()
-        assert stream.begun.wait(PATIENCE_S)
-        os.kill(server.popen.pid, signal.SIGTERM)
-        told = "stopping: requests in flight may end within 30 s (again: at once)"
-        wait_until(lambda: told in server.log(), "the first signal")
-        os.kill(server.popen.pid, signal.SIGTERM)
+        with stream_in_its_middle(server, LONG) as stream:
+            os.kill(server.popen.pid, signal.SIGTERM)
+            told = "stopping: requests in flight may end within 30 s (again: at once)"
+            wait_until(lambda: told in server.log(), "the first signal")
+            os.kill(server.popen.pid, signal.SIGTERM)
+            stream.join(PATIENCE_S)
         assert server.popen.wait(PATIENCE_S) == 0
-        stream.join(PATIENCE_S)
         assert stream.events[-1] != "[DONE]" or '"error"' in stream.events[-2]
         assert not any(psutil.pid_exists(pid) for pid in pids.values())
