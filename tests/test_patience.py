@@ -1,5 +1,7 @@
 """The one law of waiting: a test that waits for what must come waits as long as tests/patience.py says.
 
+httpx gives up after five seconds unless it is told otherwise, so a call of it says how long it waits.
+
 Waits that are meant to run out ("nothing comes") take a second at most and are left alone. So are tests of the pure
 packages, whose time is handed in.
 """
@@ -20,8 +22,10 @@ TESTS = Path(__file__).parent
 OWN = ("patience.py", "test_patience.py")
 KEYWORDS = ("timeout", "timeout_s", "within_s", "give_up_s", "patience_s")
 """Keyword arguments that end a wait."""
-CALLS = {"wait": 0, "join": 0, "result": 0, "settimeout": 0, "timeout": 0, "wait_for": 1, "Timer": 0}
+CALLS = {"wait": 0, "join": 0, "result": 0, "settimeout": 0, "timeout": 0, "wait_for": 1, "Timer": 0, "Timeout": 0}
 """Function -> which argument ends its wait."""
+IMPATIENT = ("get", "post", "put", "patch", "delete", "head", "options", "request", "stream", "Client", "AsyncClient")
+"""Calls of httpx that end a wait where they have no `timeout`."""
 NAMES = ("PATIENCE_S", "LIMIT_S", "TIMEOUT_S", "WITHIN_S", "GIVE_UP_S")
 CLOCKS = ("monotonic", "perf_counter", "time")
 MEANT_TO_RUN_OUT_S = 1.0
@@ -37,6 +41,13 @@ def _reads_clock(node: ast.expr) -> bool:
 
 def _called(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def _is_impatient(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="httpx"), attr=name), keywords=words):
+            return name in IMPATIENT and all(word.arg != "timeout" for word in words)
+    return False
 
 
 def _limits(node: ast.AST) -> Iterator[ast.expr]:
@@ -57,10 +68,11 @@ def _limits(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def found(source: str) -> list[int]:
-    """Lines with a number for how long a test waits."""
+    """Lines with a number for how long a test waits, or with a wait that has one of its own."""
     nodes = list(ast.walk(ast.parse(source)))
     limits = [limit for node in nodes for limit in _limits(node)]
-    return sorted({limit.lineno for limit in limits if _is_number(limit, MEANT_TO_RUN_OUT_S)})
+    lines = {limit.lineno for limit in limits if _is_number(limit, MEANT_TO_RUN_OUT_S)}
+    return sorted(lines | {node.lineno for node in nodes if isinstance(node, ast.Call) and _is_impatient(node)})
 
 
 @pytest.mark.parametrize(
@@ -78,6 +90,13 @@ def found(source: str) -> list[int]:
         "assert time.monotonic() - began < 5",
         "_LIMIT_S = 100.0",
         "START_PATIENCE_S = 20",
+        "httpx.get(url)",
+        "httpx.post(url, json=body, headers=headers)",
+        "with httpx.stream('POST', url) as reply: pass",
+        "_HTTP = httpx.Client(verify=PLAIN_HTTP)",
+        "async with httpx.AsyncClient(base_url=url) as http: pass",
+        "httpx.get(url, timeout=5)",
+        "httpx.Timeout(20, read=seconds)",
     ],
 )
 def test_a_number_for_a_wait_is_found(source: str) -> None:
@@ -92,6 +111,10 @@ def test_a_number_for_a_wait_is_found(source: str) -> None:
         "assert time.monotonic() - began > 2",
         "pytest.mark.timeout(0)",
         "names.join(words)",
+        "httpx.get(url, timeout=PATIENCE_S)",
+        "httpx.AsyncClient(base_url=url, timeout=PATIENCE_S)",
+        "server.http.get(path)",
+        "httpx.Limits(max_connections=None)",
     ],
 )
 def test_other_waits_are_left_alone(source: str) -> None:

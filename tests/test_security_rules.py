@@ -83,6 +83,7 @@ from deltaserve.settings.config import Settings
 from deltaserve.settings.flags.options import read_options
 from deltaserve.settings.host_and_port import is_loopback
 from tests.fixtures.text_folder import write_text_folder
+from tests.patience import PATIENCE_S
 from tests.ports import free_port
 from tests.server.oracle import OracleEngine
 
@@ -212,7 +213,9 @@ async def test_admin_routes_are_not_on_a_public_port(codec: TextCodec, settings:
     headers = {"authorization": f"Bearer {'k' * 32}"}
     for now, is_there in ((settings, False), (LOCAL, True)):
         app = create_app(OracleEngine(), codec, now)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=app), base_url="http://localhost", timeout=PATIENCE_S
+        ) as client:
             for path in _ADMIN:
                 statuses = {(await client.request(m, path, headers=headers)).status_code for m in ("GET", "POST")}
                 assert (statuses != {404}) is is_there, path
@@ -226,7 +229,9 @@ async def test_only_listed_methods_and_no_origin_is_let_in(codec: TextCodec) -> 
     for listener in (app, create_admin_app(app)):
         assert all(isinstance(route, Route) for route in listener.routes), "nothing mounted"
     local = create_app(OracleEngine(), codec, LOCAL)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=local), base_url="http://localhost") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=local), base_url="http://localhost", timeout=PATIENCE_S
+    ) as client:
         for route in local.routes:
             assert isinstance(route, Route) and route.methods is not None
             assert route.methods - {"HEAD"} in ({"GET"}, {"POST"})

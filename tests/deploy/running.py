@@ -13,7 +13,7 @@ from tests.e2e.server import PLAIN_HTTP, ROOT, Process, wait_until
 from tests.patience import PATIENCE_S
 
 MODEL = ROOT / "models" / "recall-micro"
-_HTTP = httpx.Client(verify=PLAIN_HTTP, limits=httpx.Limits(max_keepalive_connections=0))
+_HTTP = httpx.Client(verify=PLAIN_HTTP, limits=httpx.Limits(max_keepalive_connections=0), timeout=PATIENCE_S)
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it sleeps. " * 3
 
 

@@ -140,8 +140,9 @@ def test_its_lines_serve(release: Release) -> None:
     assert reply.status_code == httpx.codes.OK, reply.text
     assert reply.json()["usage"]["completion_tokens"] == 8
     url = f"{release.api_url}/v1/models"
-    assert httpx.get(url).status_code == httpx.codes.UNAUTHORIZED
-    assert httpx.get(f"{release.api_url}/metrics").status_code != httpx.codes.OK, "on the admin port alone"
+    assert httpx.get(url, timeout=PATIENCE_S).status_code == httpx.codes.UNAUTHORIZED
+    metrics = httpx.get(f"{release.api_url}/metrics", timeout=PATIENCE_S)
+    assert metrics.status_code != httpx.codes.OK, "on the admin port alone"
 
 
 def use(release: Release) -> None:
@@ -150,7 +151,8 @@ def use(release: Release) -> None:
         release.ask(max_tokens=16).raise_for_status()
     url = f"{release.api_url}/v1/completions"
     headers = {"Authorization": f"Bearer {release.keys.user}", "X-Deadline-Seconds": "0.001"}
-    refused = httpx.post(url, json={"prompt": PROMPT * 9, "max_tokens": 64, "ignore_eos": True}, headers=headers)
+    body = {"prompt": PROMPT * 9, "max_tokens": 64, "ignore_eos": True}
+    refused = httpx.post(url, json=body, headers=headers, timeout=PATIENCE_S)
     assert refused.is_error, "an error to count"
 
 
@@ -217,7 +219,7 @@ class Scraper:
         """With at least one series, over the last minute."""
         asked = {"query": query.replace("$__rate_interval", "1m").replace("$job", ".+")}
         try:
-            reply = httpx.get(f"http://127.0.0.1:{self._port}/api/v1/query", params=asked)
+            reply = httpx.get(f"http://127.0.0.1:{self._port}/api/v1/query", params=asked, timeout=PATIENCE_S)
         except httpx.TransportError:
             return False
         return reply.is_success and bool(reply.json()["data"]["result"])

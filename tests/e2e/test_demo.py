@@ -68,8 +68,10 @@ def test_it_counts_what_is_saved_and_can_be_talked_to(folder: Path) -> None:
     with demo(folder, "--quick", "--keep", "--no-talk") as process:
         seen = read_until(process, "Ctrl-C ends it")
         commands = [shlex.split(part) for part in re.findall(r"^curl (?:.*\\\n)*.*$", seen, re.MULTILINE)]
-        answers = [httpx.post(command[2], json=json.loads(command[-5])).json() for command in commands[:2]]
-        metrics = httpx.get(commands[2][2]).text
+        answers = [
+            httpx.post(command[2], json=json.loads(command[-5]), timeout=PATIENCE_S).json() for command in commands[:2]
+        ]
+        metrics = httpx.get(commands[2][2], timeout=PATIENCE_S).text
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 0, seen
     assert_nothing_is_left(folder)

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.e2e.server import PLAIN_HTTP, Answer, Api, Server
+from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
 NUM_FRONTS = 2
@@ -41,9 +42,14 @@ def ask(server: Server, prompt: list[int]) -> Answer:
         api.http.close()
 
 
+def of_admin(index: int, path: str) -> httpx.Response:
+    """What a front's own admin routes answer."""
+    return httpx.get(f"http://127.0.0.1:{ADMIN_PORT + index}{path}", verify=PLAIN_HTTP, timeout=PATIENCE_S)
+
+
 def num_answers(index: int) -> float:
     """Completions that a front has answered, by its own admin routes."""
-    metrics = httpx.get(f"http://127.0.0.1:{ADMIN_PORT + index}/metrics", verify=PLAIN_HTTP).text
+    metrics = of_admin(index, "/metrics").text
     found = [line for line in metrics.splitlines() if 'path="/v1/completions"' in line and 'status="200"' in line]
     return sum(float(line.rpartition(" ")[2]) for line in found if not line.startswith("#"))
 
@@ -67,7 +73,7 @@ def test_admin_routes_are_each_fronts_own(fronts: Server) -> None:
     assert reply.status_code == 404
     assert "the admin routes have one of their own" in reply.json()["error"]["message"]
     for index in range(NUM_FRONTS):
-        assert httpx.get(f"http://127.0.0.1:{ADMIN_PORT + index}/server_info", verify=PLAIN_HTTP).status_code == 200
+        assert of_admin(index, "/server_info").status_code == 200
 
 
 def test_while_one_is_down_the_others_take_all_requests(fronts: Server) -> None:
@@ -78,4 +84,4 @@ def test_while_one_is_down_the_others_take_all_requests(fronts: Server) -> None:
             assert len(ask(fronts, [draw.randrange(3, 200) for _ in range(20)]).tokens) == 4
     fronts.wait_back("front-1")
     for index in range(NUM_FRONTS):
-        assert httpx.get(f"http://127.0.0.1:{ADMIN_PORT + index}/server_info", verify=PLAIN_HTTP).status_code == 200
+        assert of_admin(index, "/server_info").status_code == 200

@@ -71,7 +71,7 @@ async def served(codec: TextCodec, engine: OracleEngine, settings: ServerSetting
     """Serve for one test; checks at the end that nothing is left inside."""
     app = create_app(engine, codec, settings)
     transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 12345))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=PATIENCE_S) as client:
         case = Served(app, engine, client)
         yield case
         case.check_idle()

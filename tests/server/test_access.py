@@ -7,6 +7,7 @@ from deltaserve.core.ids import Namespace
 from deltaserve.server.settings import ApiKey, Right, ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
 from deltaserve.settings.host_and_port import is_loopback
+from tests.patience import PATIENCE_S
 from tests.server.conftest import MODEL, live, served
 from tests.server.corpus import completion
 from tests.server.oracle import OracleEngine
@@ -106,7 +107,7 @@ async def test_probes_need_no_key(codec: TextCodec) -> None:
 
 
 async def test_admin_routes_have_a_listener_of_their_own(codec: TextCodec) -> None:
-    async with live(codec, OracleEngine(), KEYED) as server, httpx.AsyncClient() as client:
+    async with live(codec, OracleEngine(), KEYED) as server, httpx.AsyncClient(timeout=PATIENCE_S) as client:
         assert server.where.admin is not None
         host, port = server.where.admin
         assert host == "127.0.0.1"

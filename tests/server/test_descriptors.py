@@ -18,6 +18,10 @@ NUM_IDLE = 400
 BEGUN = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 
 
+def complete(url: str) -> httpx.Response:
+    return httpx.post(url + COMPLETIONS, content=BODY, headers=JSON, timeout=PATIENCE_S)
+
+
 @contextlib.contextmanager
 def crowd(port: int, begun: bytes = b"", num: int = NUM_IDLE) -> Iterator[None]:
     """Connections that stay; every third has sent `begun`."""
@@ -36,9 +40,9 @@ def test_a_crowd_of_idle_connections_hides_no_probe(model_folder: Path, tmp_path
         with crowd(front.port):
             for path in ("/livez", "/readyz", "/health") * 3:
                 assert httpx.get(front.url + path, timeout=PATIENCE_S).status_code == 200
-            refused = httpx.post(front.url + COMPLETIONS, content=BODY, headers=JSON, timeout=PATIENCE_S)
+            refused = complete(front.url)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
-        while (reply := httpx.post(front.url + COMPLETIONS, content=BODY, headers=JSON)).status_code == 503:
+        while (reply := complete(front.url)).status_code == 503:
             pass
         assert reply.status_code == 200
         assert "out of system resource" not in front.log.read_text()
@@ -55,7 +59,7 @@ def test_a_crowd_that_comes_at_once_takes_no_more_than_there_are(
             front.process.send_signal(signal.SIGCONT)
             for path in ("/livez", "/readyz") * 3:
                 assert httpx.get(front.url + path, timeout=PATIENCE_S).status_code == 200
-        while (reply := httpx.post(front.url + COMPLETIONS, content=BODY, headers=JSON)).status_code == 503:
+        while (reply := complete(front.url)).status_code == 503:
             pass
         assert reply.status_code == 200
         assert "out of system resource" not in front.log.read_text()
@@ -78,10 +82,10 @@ def test_two_crowds_take_no_more_than_there_are_and_one_leaves_the_other_listene
         while (reply := httpx.get(metrics, timeout=PATIENCE_S)).status_code == 503:
             pass
         assert reply.status_code == 200
-        refused = httpx.post(front.url + COMPLETIONS, content=BODY, headers=JSON, timeout=PATIENCE_S)
+        refused = complete(front.url)
         assert refused.status_code == 503
         api_crowd.close()
-        while (reply := httpx.post(front.url + COMPLETIONS, content=BODY, headers=JSON)).status_code == 503:
+        while (reply := complete(front.url)).status_code == 503:
             pass
         assert reply.status_code == 200
         assert "out of system resource" not in front.log.read_text()

@@ -7,6 +7,7 @@ from deltaserve.core.ids import Namespace
 from deltaserve.server.app import create_admin_app, create_app
 from deltaserve.server.settings import ApiKey, Right, ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
+from tests.patience import PATIENCE_S
 from tests.server.conftest import MODEL, live, served
 from tests.server.oracle import OracleEngine
 from tests.server.raw_corpus import parse
@@ -89,7 +90,9 @@ async def test_any_name_where_it_is_allowed_or_does_not_protect(codec: TextCodec
 async def test_the_admin_listener_asks_as_well(codec: TextCodec, host: str, status: int) -> None:
     settings = ServerSettings(MODEL, port=0, host="0.0.0.0", admin_host="127.0.0.1", admin_port=0)
     admin = create_admin_app(create_app(OracleEngine(), codec, settings))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(admin), base_url="http://localhost") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(admin), base_url="http://localhost", timeout=PATIENCE_S
+    ) as client:
         assert (await _ask(client, host, "GET", "/metrics")).status_code == status
 
 

@@ -16,6 +16,7 @@ from deltaserve.server.settings import ApiKey, HttpLimits, ServerSettings, TlsFi
 from deltaserve.server.sockets import check_certificate
 from deltaserve.server.text.text_codec import TextCodec
 from tests.event_loops import on_both_loops
+from tests.patience import PATIENCE_S
 from tests.server.conftest import MODEL, events, live
 from tests.server.oracle import OracleEngine
 
@@ -39,7 +40,7 @@ async def _talk(client: httpx.AsyncClient) -> None:
 async def test_ipv6(codec: TextCodec) -> None:
     async with live(codec, OracleEngine(), ServerSettings(MODEL, host="::1", port=0)) as server:
         assert server.url == f"http://[::1]:{server.address[1]}"
-        async with httpx.AsyncClient(base_url=server.url) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client:
             await _talk(client)
 
 
@@ -48,7 +49,7 @@ async def test_every_address_of_both_kinds(codec: TextCodec) -> None:
     settings = ServerSettings(MODEL, host="::", port=0, admin_port=0, http=limits)
     async with live(codec, OracleEngine(), settings) as server:
         for host in ("127.0.0.1", "[::1]"):
-            async with httpx.AsyncClient(base_url=f"http://{host}:{server.address[1]}") as client:
+            async with httpx.AsyncClient(base_url=f"http://{host}:{server.address[1]}", timeout=PATIENCE_S) as client:
                 await _talk(client)
 
 
@@ -58,7 +59,9 @@ async def test_a_unix_socket(codec: TextCodec, tmp_path: Path) -> None:
     async with live(codec, OracleEngine(), ServerSettings(MODEL, uds=str(path))) as server:
         assert server.url == f"http://unix:{path}:"
         transport = httpx.AsyncHTTPTransport(uds=str(path))
-        async with httpx.AsyncClient(transport=transport, base_url="http://anything.example") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://anything.example", timeout=PATIENCE_S
+        ) as client:
             await _talk(client)
             assert (await client.get("/metrics")).status_code == 200
         with pytest.raises(ConfigError, match="cannot listen there"):
@@ -92,7 +95,7 @@ async def test_tls(codec: TextCodec) -> None:
     headers = {"x-api-key": key.secret}
     async with live(codec, OracleEngine(), settings) as server:
         assert server.url.startswith("https://127.0.0.1:")
-        async with httpx.AsyncClient(base_url=server.url, verify=trust, headers=headers) as client:
+        async with httpx.AsyncClient(base_url=server.url, verify=trust, headers=headers, timeout=PATIENCE_S) as client:
             await _talk(client)
             assert server.where.admin is not None
             admin = f"https://127.0.0.1:{server.where.admin[1]}/metrics"

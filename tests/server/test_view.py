@@ -12,6 +12,7 @@ from deltaserve.core.wire.messages import TreeNode, TreeShape
 from deltaserve.server.app import create_admin_app
 from deltaserve.server.settings import ApiKey, Right, ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
+from tests.patience import PATIENCE_S
 from tests.server.conftest import MODEL, Served, served
 from tests.server.oracle import OracleEngine
 
@@ -126,7 +127,7 @@ async def test_with_keys_the_page_is_where_the_admin_routes_are_and_its_figures_
     async with served(codec, OracleEngine(), settings) as case:
         assert (await case.client.get("/view")).status_code == 404
         transport = httpx.ASGITransport(create_admin_app(case.app))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as admin:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=PATIENCE_S) as admin:
             assert (await admin.get("/view")).status_code == 200
             for path in ("/admin/trees", "/admin/requests"):
                 answers = [

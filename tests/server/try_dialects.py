@@ -15,6 +15,7 @@ from deltaserve.core.errors import FailReason, RequestFailed
 from deltaserve.core.ids import Namespace
 from deltaserve.server.settings import ApiKey, ServerSettings
 from deltaserve.server.text.text_codec import TextCodec
+from tests.patience import PATIENCE_S
 from tests.server.conftest import MODEL, live
 from tests.server.oracle import OracleEngine
 
@@ -32,7 +33,10 @@ def named(text: str) -> list[list[Any]]:
 
 
 async def statuses(codec: TextCodec) -> dict[str, int]:
-    async with live(codec, OracleEngine(), OPEN) as case, httpx.AsyncClient(base_url=case.url) as client:
+    async with (
+        live(codec, OracleEngine(), OPEN) as case,
+        httpx.AsyncClient(base_url=case.url, timeout=PATIENCE_S) as client,
+    ):
         described = (await client.get("/openapi.json")).json()
         found = {}
         for path, methods in described["paths"].items():
@@ -46,7 +50,10 @@ async def statuses(codec: TextCodec) -> dict[str, int]:
 async def cases(codec: TextCodec, path: str) -> dict[str, Any]:
     body = {"says": "dab", "most": 2}
     found: dict[str, Any] = {}
-    async with live(codec, OracleEngine(), OPEN) as case, httpx.AsyncClient(base_url=case.url) as client:
+    async with (
+        live(codec, OracleEngine(), OPEN) as case,
+        httpx.AsyncClient(base_url=case.url, timeout=PATIENCE_S) as client,
+    ):
         described = (await client.get("/openapi.json")).json()
         found["paths"], found["described"] = list(described["paths"]), described["paths"][path]
         replies = {
@@ -58,10 +65,16 @@ async def cases(codec: TextCodec, path: str) -> dict[str, Any]:
     failure = RequestFailed(FailReason.COMPUTE_FAILED, "a step failed")
     for name, fail_after in (("failed_midway", 1), ("failed_before", 0)):
         engine = OracleEngine(failure=failure, fail_after=fail_after)
-        async with live(codec, engine, OPEN) as case, httpx.AsyncClient(base_url=case.url) as client:
+        async with (
+            live(codec, engine, OPEN) as case,
+            httpx.AsyncClient(base_url=case.url, timeout=PATIENCE_S) as client,
+        ):
             reply = await client.post(path, json=body | {"live": True})
             found[name] = named(reply.text) if fail_after else [reply.status_code, reply.json()]
-    async with live(codec, OracleEngine(), KEYED) as case, httpx.AsyncClient(base_url=case.url) as client:
+    async with (
+        live(codec, OracleEngine(), KEYED) as case,
+        httpx.AsyncClient(base_url=case.url, timeout=PATIENCE_S) as client,
+    ):
         replies["without_key"] = await client.post(path, json=body)
     return found | {name: [reply.status_code, reply.json()] for name, reply in replies.items()}
 

@@ -36,6 +36,7 @@ from deltaserve.launch.compose import free_port
 from deltaserve.server.text.text_codec import TextCodec
 from tests.fixtures.tiny_gguf import Kind, write_gguf
 from tests.fixtures.tiny_models import VARIANTS
+from tests.patience import PATIENCE_S
 
 SLOW = ServerFigures(2.0, 128.0, None, 900.0, 1000.0, 40.0, 60.0, 41.0, 512.0, 30.0, 0.0, 0.02, 3.0, 0.1)
 FAST = replace(SLOW, requests_per_s=3.0, itl_p50=30.0, cached_share=0.8)
@@ -177,7 +178,7 @@ def test_a_server_runs_on_its_cores_and_is_ended(tmp_path: Path) -> None:
     with running(kind_of("quiet", SERVER), job, Environment("quiet", tmp_path), tmp_path) as server:
         (process,) = set(psutil.Process().children()) - before
         assert tuple(process.cpu_affinity()) == job.cores
-        assert httpx.get(server.url).status_code == 200
+        assert httpx.get(server.url, timeout=PATIENCE_S).status_code == 200
         assert server.peak_rss_mib() > 1
         assert server.ready_s > 0
     assert not process.is_running()

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from deltaserve.commands.client.chat_stream import ChatAnswer, ServedModel, TwoSides, chat, find_model
 from deltaserve.commands.client.completion_stream import ServerError
 from tests.commands.bench.answering_server import serving
+from tests.patience import PATIENCE_S
 
 TIMING = {"prefill_cached_tokens": 3, "decode_cached_tokens": 2, "transferred_bytes": 10, "transferred_state_bytes": 1}
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}}
@@ -53,7 +54,7 @@ def ask(url: str, name: str | None = None) -> tuple[ServedModel, ChatAnswer, lis
     answer, heard = ChatAnswer(), list[tuple[str, bool]]()
 
     async def converse() -> ServedModel:
-        async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE_S) as http:
             model = await find_model(http, name)
             body = model.body([{"role": "user", "content": "hi"}], {"temperature": 0.5})
             await chat(http, body, answer, lambda text, is_thought: heard.append((text, is_thought)))

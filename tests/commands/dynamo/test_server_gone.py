@@ -27,7 +27,7 @@ async def looks_until_gone(answers: list[type[httpx.HTTPError] | None], monkeypa
         return httpx.Response(200)
 
     monkeypatch.setattr(asked_server, "_LOOK_S", 0.0)
-    http = httpx.AsyncClient(base_url="http://127.0.0.1:1", transport=httpx.MockTransport(answer))
+    http = httpx.AsyncClient(base_url="http://127.0.0.1:1", transport=httpx.MockTransport(answer), timeout=PATIENCE_S)
     monkeypatch.setattr(asked_server, "async_http_client", lambda *_: http)
     server = AskedServer("http://127.0.0.1:1", {})
     try:

@@ -18,6 +18,7 @@ from deltaserve.commands.load.load_client import Client, Load, Measurement, num_
 from deltaserve.commands.load.recall import DocumentShape, RecallTraffic
 from deltaserve.commands.load.traffic import Conversation, Lengths, MultiTurnTraffic
 from tests.commands.bench.answering_server import AnsweringServer, CharacterTokenizer, Manners, serving
+from tests.patience import PATIENCE_S
 
 RECALL = RecallTraffic(2, 2, num_turns=3, answer_len=5, shape=DocumentShape(8))
 
@@ -31,7 +32,7 @@ def measure(
     """Negotiate, forget what that sent, send everything."""
 
     async def session(url: str) -> Measurement:
-        async with httpx.AsyncClient(base_url=url) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
             dialect = await negotiate(http, str((await listed_models(http))[0]["id"]), (65,), tokenizer)
             server.bodies.clear()
             load = Load([0.0] * len(conversations), max_concurrency)
@@ -79,7 +80,7 @@ def test_requests_ask_for_greedy_streamed_answers_with_usage() -> None:
 
 def test_the_client_tells_how_late_it_was() -> None:
     async def session(url: str) -> Measurement:
-        async with httpx.AsyncClient(base_url=url) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
             client = Client(http, ServerDialect("oracle", {}), on_record=lambda record: time.sleep(0.05))
             return await client.measure(RECALL.generate(seed=3), Load([0.0] * 4))
 
@@ -124,7 +125,7 @@ def test_a_failed_turn_ends_its_conversation_only() -> None:
     conversations = RECALL.generate(seed=3)
 
     async def session(url: str) -> Measurement:
-        async with httpx.AsyncClient(base_url=url) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
             dialect = await negotiate(http, "oracle", (65,), None)
             return await Client(http, dialect).measure(conversations, Load([0.0] * 4, max_concurrency=1))
 
@@ -136,7 +137,7 @@ def test_a_failed_turn_ends_its_conversation_only() -> None:
 
 def test_an_unreachable_server_is_an_error_in_words() -> None:
     async def session() -> Measurement:
-        async with httpx.AsyncClient(base_url="http://127.0.0.1:9") as http:
+        async with httpx.AsyncClient(base_url="http://127.0.0.1:9", timeout=PATIENCE_S) as http:
             return await Client(http, ServerDialect("m", {})).measure(RECALL.generate(seed=3)[:1], Load([0.0]))
 
     (record,) = asyncio.run(session()).records
