@@ -249,6 +249,20 @@ async def worker_metrics(http: httpx.AsyncClient) -> dict[str, dict[str, float]]
     return {w["name"]: (w["status"] or {}).get("metrics", {}) if w["state"] == "ready" else {} for w in workers}
 
 
+async def wait_reports(http: httpx.AsyncClient) -> None:
+    """Until every worker has reported what it has made since now: the first report that comes may have been under way.
+    Raises AssertionError naming who has not."""
+
+    async def count() -> dict[str, int]:
+        workers = (await http.get("/server_info")).raise_for_status().json()["engine"]["workers"]
+        return {worker["name"]: worker["reports"] for worker in workers}
+
+    before, deadline = await count(), time.monotonic() + PATIENCE_S
+    while late := [name for name, num in (await count()).items() if num < before.get(name, 0) + 2]:
+        assert time.monotonic() < deadline, f"no reports: {late}"
+        await asyncio.sleep(0.05)
+
+
 async def wait_ready(http: httpx.AsyncClient) -> None:
     """Every worker is connected, not only enough of them. Raises AssertionError naming their states."""
     deadline = time.monotonic() + PATIENCE_S

@@ -177,12 +177,26 @@ class Api:
 
         Raises AssertionError naming what stays.
         """
-        time.sleep(2.2 * _BEAT_S)  # a report made before the last request ended must not count
+        self.wait_reports()
         deadline = time.monotonic() + PATIENCE_S
         while held := self._held():
             assert time.monotonic() < deadline, f"still held: {held}"
             time.sleep(_BEAT_S / 2)
         return self.workers()
+
+    def wait_reports(self) -> None:
+        """Until every worker has reported what it has made since now, however long it stands still meanwhile: the first
+        report that comes may have been under way."""
+        before = {name: worker["reports"] for name, worker in self.workers().items()}
+
+        def missing() -> dict[str, int]:
+            now = {name: worker["reports"] for name, worker in self.workers().items()}
+            return {name: now[name] for name in before.keys() & now.keys() if now[name] < before[name] + 2}
+
+        deadline = time.monotonic() + PATIENCE_S
+        while late := missing():
+            assert time.monotonic() < deadline, f"no reports, worker |-> how many came: {late}"
+            time.sleep(_BEAT_S / 10)
 
     def flush(self) -> None:
         """No page is in any tree. A page that a request still holds is not flushed, nor one whose request is told

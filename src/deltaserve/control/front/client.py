@@ -80,6 +80,8 @@ class WorkerStats:
     tokens_to_compute: int = 0
     """Prompt tokens of those rooms still to compute."""
     resident_keys: int = 0
+    reports: int = 0
+    """Reports that have come since this front began: where it stays, the last one is old."""
     status: Status | None = None
     """The worker's last report; None before the first one."""
 

@@ -30,6 +30,8 @@ class Worker:
     """Why it is not used, both values named."""
     status: Status | None = None
     status_at: float = 0.0
+    num_reports: int = 0
+    """Reports so far, in all its lives."""
     wellness: Wellness = field(default_factory=Wellness)
     complaint: str | None = None
     """What its last report says is wrong with it."""
@@ -134,6 +136,7 @@ class Worker:
         if former is None or (former.handover_s, former.byte_s) != (status.handover_s, status.byte_s):
             self.way_at = now
         self.status, self.status_at, self.unseen = status, now, Unseen()
+        self.num_reports += 1
         self.complaint = self.wellness.hear(status, now)
 
     def report(self, now: float) -> LoadReport:

@@ -261,6 +261,7 @@ class Placer:
             rooms=worker.own_rooms,
             tokens_to_compute=worker.own_tokens,
             resident_keys=self.residency.num_resident(worker.name),
+            reports=worker.num_reports,
             status=worker.status,
         )
 
