@@ -4,8 +4,8 @@
 
 1. Calm: every question once; what the model reads wrongly is dropped. Descriptors and threads are counted.
 2. Storm: users of every kind, and events from `storm.py`. A wrong token, an answer more than 1 s after its deadline
-   (longer where more processes have work than there are cores), an error other than those a client may repeat, a
-   process that ends by itself: the run has failed.
+   (longer where more processes have work than there are cores, and 10 s in tests), an error other than those a client
+   may repeat, a process that ends by itself: the run has failed.
 3. Healed: canaries are all right, nothing is held for anybody, descriptors and threads of the processes that were never
    killed are those of the beginning, and their resident memory grew steadily by less than 1 MiB a minute after the
    warm-up (8 in a storm of less than ten minutes), in all by less than 64 MiB.
@@ -38,10 +38,20 @@ from tests.chaos.cluster import (
     running,
     settings,
     wait_ready,
+    wait_reports,
     worker_metrics,
 )
 from tests.chaos.storm import CHANGELINGS, VICTIMS, Storm, make_storm
-from tests.chaos.traffic import ANSWER_LEN, Clients, Question, Tally, WrongToken, make_questions
+from tests.chaos.traffic import (
+    ANSWER_LEN,
+    LATE_S,
+    OWN_MACHINE_LATE_S,
+    Clients,
+    Question,
+    Tally,
+    WrongToken,
+    make_questions,
+)
 from tests.chaos.watch import Counts, Growth, Lag, Memory, counts_again, difference, settled_counts
 from tests.patience import PATIENCE_S
 
@@ -58,8 +68,6 @@ _OTHER_ROLE = {"prefill": "decode", "decode": "prefill"}
 _LOADED = "deltaserve_tier_tokens_loaded_total"
 _BACK = "deltaserve_write_back_pages_total"
 _PULLS = "deltaserve_pulls_total"
-_REPORT_S = 1.2
-"""Workers report twice a second: what is looked at must have been reported after the last request."""
 
 
 @dataclass(slots=True)
@@ -107,14 +115,14 @@ class Report:
 class Run:
     """One soak, from the start of the processes to their end."""
 
-    def __init__(self, cluster: Cluster, http: httpx.AsyncClient, seed: int, storm_s: float) -> None:
+    def __init__(self, cluster: Cluster, http: httpx.AsyncClient, seed: int, storm_s: float, late_s: float) -> None:
         self.report = Report(seed, storm_s)
         self.log: list[str] = []
         """What was done to the cluster, for a failure's reader."""
         self._cluster = cluster
         self._http = http
         self._lag = Lag()
-        self._clients = Clients(http, MODEL.name, self._lag.since)
+        self._clients = Clients(http, MODEL.name, self._lag.since, late_s)
         self._storm = make_storm(seed, storm_s)
         self._draw = Random(f"soak {seed}")
         self._questions: list[Question] = []
@@ -267,7 +275,7 @@ class Run:
 
     async def _wait_quiet(self) -> None:
         """Nothing is held for any request, by reports made after now. Raises AssertionError naming what stays."""
-        await asyncio.sleep(_REPORT_S)
+        await wait_reports(self._http)
         deadline = time.monotonic() + PATIENCE_S
         while found := await held(self._http):
             assert time.monotonic() < deadline, f"still held: {found}"
@@ -291,14 +299,18 @@ async def beside(*watchers: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 async def soak(
-    seed: int, storm_s: float, say: Callable[[str], None], wanted: Callable[[int], Settings] = settings
+    seed: int,
+    storm_s: float,
+    say: Callable[[str], None],
+    wanted: Callable[[int], Settings] = settings,
+    late_s: float = LATE_S,
 ) -> Report:
-    """One run, checked. `wanted`: settings for a port. On failure the event log and the ends of all logs are noted on
-    the exception."""
+    """One run, checked. `wanted`: settings for a port. `late_s`: how long after its deadline an answer may come. On
+    failure the event log and the ends of all logs are noted on the exception."""
     with TemporaryDirectory(prefix="chaos-") as folder:
         cluster = Cluster(Path(folder), Random(f"cluster {seed}"), wanted=wanted)
         async with running(cluster) as http:
-            run = Run(cluster, http, seed, storm_s)
+            run = Run(cluster, http, seed, storm_s, late_s)
             try:
                 return await run.go(say)
             except BaseException as error:
@@ -353,7 +365,8 @@ def main() -> None:
             conditional_prefill=args.conditional_prefill,
             cache_dir={"auto": own, "off": None}.get(args.cache_dir, args.cache_dir),
         )
-        report = asyncio.run(soak(seed, 60 * args.minutes, lambda text: print(text, flush=True), wanted))
+        told = partial(print, flush=True)
+        report = asyncio.run(soak(seed, 60 * args.minutes, told, wanted, OWN_MACHINE_LATE_S))
     print(report, flush=True)
     assert_kept(report)
 

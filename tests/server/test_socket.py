@@ -423,7 +423,11 @@ async def test_a_failure_before_the_head_keeps_its_status(codec: TextCodec) -> N
 @on_both_loops
 async def test_shutdown_lets_running_requests_finish(codec: TextCodec) -> None:
     engine = OracleEngine(gate=asyncio.Event(), free_tokens=1)
-    async with live(codec, engine, SETTINGS) as server, httpx.AsyncClient(base_url=server.url) as client:
+    settings = ServerSettings(MODEL, port=0, grace_s=PATIENCE_S)
+    async with (
+        live(codec, engine, settings) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client,
+    ):
         running = asyncio.create_task(
             client.post("/v1/completions", content=BODY, headers={"content-type": "application/json"})
         )
@@ -447,7 +451,10 @@ async def test_shutdown_lets_running_requests_finish(codec: TextCodec) -> None:
 async def test_the_end_of_grace_cuts_what_is_left(codec: TextCodec, stream: bool) -> None:
     engine = OracleEngine(gate=asyncio.Event(), free_tokens=1)
     settings = ServerSettings(MODEL, port=0, grace_s=0.1)
-    async with live(codec, engine, settings) as server, httpx.AsyncClient(base_url=server.url) as client:
+    async with (
+        live(codec, engine, settings) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client,
+    ):
         body = completion({"stream": stream})
         running = asyncio.create_task(
             client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
@@ -468,7 +475,10 @@ async def test_the_end_of_grace_cuts_what_is_left(codec: TextCodec, stream: bool
 async def test_hurry_ends_the_grace_with_an_error_event(codec: TextCodec) -> None:
     engine = OracleEngine(gate=asyncio.Event(), free_tokens=1)
     settings = ServerSettings(MODEL, port=0, grace_s=3600.0)
-    async with live(codec, engine, settings) as server, httpx.AsyncClient(base_url=server.url) as client:
+    async with (
+        live(codec, engine, settings) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client,
+    ):
         body = completion({"stream": True})
         headers = {"content-type": "application/json"}
         running = asyncio.create_task(client.post("/v1/completions", content=body, headers=headers))
