@@ -84,9 +84,19 @@ def rooms_without_worker(server: Api) -> int:
     return int(server.info()["engine"]["rooms_without_worker"])
 
 
-def busy(server: Server, role: str) -> str:
-    """The worker of that role that has a request."""
-    return next(name for name, worker in server.workers().items() if worker["role"] == role and worker["rooms"])
+def busy(server: Server, role: str) -> list[str]:
+    """Workers of that role that have a request."""
+    return [name for name, worker in server.workers().items() if worker["role"] == role and worker["rooms"]]
+
+
+def met_on(server: Server, pool: ThreadPoolExecutor, role: str, model: Path) -> tuple[Asked, str]:
+    """A request in its middle, and the worker of that role that has it; others had left such workers before."""
+    for number in range(MAX_TRIES):
+        asked = in_the_middle(server, pool, 6 + 10 * MAX_TRIES * number)
+        for name in busy(server, role):
+            return asked, name
+        asked.assert_right(model)
+    raise AssertionError(f"no {role} worker had a request for long enough")
 
 
 def stream_tokens(
@@ -273,8 +283,7 @@ def test_killed_while_another_one_is_there(tiny_models: Path, folder: Path, role
     """Before its first token a request goes on there. The client sees an answer as if nothing had happened."""
     model = tiny_models / "llama"
     with serving(folder, model, *FLAGS, f"--{role}", "2", deaths=1) as server, ThreadPoolExecutor(1) as pool:
-        asked = in_the_middle(server, pool, 6)
-        victim = busy(server, role)
+        asked, victim = met_on(server, pool, role, model)
         server.signal(victim, signal.SIGKILL)
         asked.assert_right(model)
         server.wait_back(victim)
