@@ -26,7 +26,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import TypeVar
 
@@ -238,7 +238,7 @@ class Worker:
             extend_len=512,
             steps_ahead=1,
         )
-        config = worker_config(shape, WORKER, Role.UNIFIED, 1)
+        config = replace(worker_config(shape, WORKER, Role.UNIFIED, 1), computes_beside=True)
         self._engine = EngineCore(config)
         self._driver = Driver[Instance](self._engine, Boot(config.boot), EagerPace(), lambda boot: Boot(boot + 1))
         self._links = Links()

@@ -21,7 +21,7 @@ from deltaserve.control.sched.request import Origin, Request
 from deltaserve.control.sched.sched_config import SchedConfig
 from deltaserve.control.sched.waiting import NoOwner
 from deltaserve.core.errors import StateError
-from deltaserve.core.ids import Namespace, PageId, PoolId
+from deltaserve.core.ids import Namespace, PageId, PoolId, StepIndex
 from deltaserve.core.lifetime import KEEP_ALL, Lifetime, Retention
 from deltaserve.core.tokens import pack_u32, unpack_u32
 from deltaserve.core.wire.messages import CacheUse
@@ -52,6 +52,8 @@ def configs(draw: st.DrawFn) -> SchedConfig:
         num_ahead=draw(st.integers(0, 2)),
         step_target_s=draw(st.sampled_from([None, None, 2.0])),
         drafts_take_places=draw(st.booleans()),
+        plans_behind_prompts=draw(st.sampled_from([False, True, True])),
+        ends_with_prompt=draw(st.sampled_from([False, False, True])),
     )
 
 
@@ -89,6 +91,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Granted: per pool, which page indexes are on their way, and into which pages."""
         self.landed: list[Request] = []
         self.in_flight: list[StepPlan] = []
+        self.behind_prompts: set[StepIndex] = set()
+        """Steps planned before what prompts had computed was in the tree."""
         """The one that computes, the one planned behind it."""
         self.ended_in_flight: list[Request] = []
 
@@ -226,7 +230,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not self.scheduler.steps.has_work():
             self.no_more_plans()
             return
-        assert all(item.is_decode and not item.num_drafts for item in last.items)
+        assert not any(item.num_drafts for item in last.items)
+        assert self.goes_behind_prompts or all(item.is_decode for item in last.items)
         running = [r for r in self.scheduler.running if r not in self.ended_in_flight]
         plan = self.scheduler.steps.plan()
         assert not self.scheduler.running.has_retracted
@@ -235,14 +240,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         by_row = {r.row: r for r in running}
         for item in plan.items:
             request = by_row[item.row]
-            count = sum(item.row in {other.row for other in before.items} for before in self.in_flight)
+            under_way = [other for before in self.in_flight for other in before.items if other.row == item.row]
+            count = sum(other.samples for other in under_way)
             if not count:
-                assert item.q_start == request.num_computed
+                assert item.q_start == max((one.q_start + one.q_len for one in under_way), default=request.num_computed)
+                assert item.samples == (item.q_start + item.q_len == request.num_tokens)
                 continue
             assert item.inputs == TokenOf(last.step)
             assert (item.q_start, item.q_len, item.samples) == (request.num_tokens + count - 1, 1, True)
             assert request.num_tokens + count < request.max_len, "behind a last token"
+            assert not self.config.ends_with_prompt
+        if any(not item.is_decode for before in self.in_flight for item in before.items):
+            self.behind_prompts.add(plan.step)
         self.in_flight.append(plan)
+
+    @property
+    def goes_behind_prompts(self) -> bool:
+        """Whether all pages are kept, too: what a chunk of a prompt needs is there before it is planned."""
+        return self.config.plans_behind_prompts and len(self.bench.pools) == 1
 
     def no_more_plans(self) -> None:
         try:
@@ -321,7 +336,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         decoding = {i.row: running[i.row] for i in plan.items if i.is_decode}
         leased = {row: r.lease.num_tokens if r.lease else 0 for row, r in decoding.items()}
         possible = possible_positions({row: lines[row] for row in decoding}, leased, self.config.page_size, split)
-        assert shared_positions(plan.work.shared) == possible, "rows share less, or more, than their leases"
+        shared_now = shared_positions(plan.work.shared)
+        assert shared_now <= possible, "rows share more than their leases"
+        assert shared_now == possible or plan.step in self.behind_prompts, "rows share less than their leases"
 
     def check_pages(self, request: Request, start: int, end: int) -> None:
         """What the positions [start, end) see and write is there, and not much more. The tables look into states."""
@@ -366,8 +383,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (did.computed_from, request.num_computed) == (done.q_start, done.q_start + done.num_known + right)
             if done.samples:
                 assert request.num_computed == request.num_tokens - 1
-            self.scheduler.running.share_step(request, is_extend=did.is_extend)
-            if request.output_len >= request.sampling.max_tokens:
+            pages, is_in_flight = page_lists(self.bench, request), self.scheduler.steps.is_in_flight(request)
+            self.scheduler.share_step(request, is_extend=did.is_extend)
+            assert not is_in_flight or page_lists(self.bench, request) == pages, "a step under way reads them"
+            if request.output_len >= request.sampling.max_tokens or (did.drawn and self.config.ends_with_prompt):
                 assert not self.scheduler.steps.is_in_flight(request)
                 self.scheduler.finish(request)
                 self.live.remove(request)

@@ -58,6 +58,7 @@ _BUDGET = "deltaserve.control.sched.budget"
 _CHECKS = "deltaserve.control.engine.checks"
 _WAITING = "deltaserve.control.sched.waiting"
 _RUNNING = "deltaserve.control.sched.running"
+_SCHEDULER = "deltaserve.control.sched.scheduler"
 _STEPS = "deltaserve.control.sched.steps"
 _TOKEN_SHARES = "deltaserve.control.sched.token_shares"
 _GRAMMAR_REPLAY = "deltaserve.control.sched.grammar_replay"
@@ -84,6 +85,7 @@ _BACK = "control/engine/test_write_back.py::"
 _FILE = "control/engine/test_tiering.py::"
 FOUND_BY_TESTS = {
     "ranks_report_of_old_greeting": "control/transfer/test_ranks.py::test_ends_are_told_in_the_order_of_the_ranks",
+    "failed_write_is_clean": "control/transfer/test_endpoint.py::test_a_failed_write_is_told_once_and_drains_dirty",
     "parked_for_ever": "control/engine/test_endings.py::"
     "test_a_prompt_that_waits_for_a_grant_is_asked_about_where_its_cancel_was_lost",
     "revoked_grant_opens": "control/engine/test_protocol.py::"
@@ -140,9 +142,16 @@ MUTANTS = (
     Mutant(
         "ended_rows_go_on",
         "C1",
-        _STEPS,
-        "            self._running.falls_out(request)\n            return\n",
-        "            return\n",
+        _RUNNING,
+        "        self.ending.setdefault(request, leave)\n        self.falls_out(request)\n",
+        "        self.ending.setdefault(request, leave)\n",
+    ),
+    Mutant(
+        "shared_under_a_step",
+        "A1",
+        _SCHEDULER,
+        "        if not self.steps.is_in_flight(request):\n            self.running.share_step(",
+        "        if True:\n            self.running.share_step(",
     ),
     Mutant("pins_leak", "C1", _SENDER, "ticket.pins[chunk] = tuple(src)", "ticket.pins[chunk] = ()"),
     Mutant(
@@ -270,15 +279,15 @@ MUTANTS = (
         "freed_under_a_step",
         "C11",
         _STEPS,
-        "        if self.is_in_flight(request):\n            self._ending",
-        "        if False:\n            self._ending",
+        "        if self.is_in_flight(request):\n            self._running.end_later",
+        "        if False:\n            self._running.end_later",
     ),
     Mutant(  # at the commit of the step that ended it, while the next one reads and writes its pages
         "freed_under_the_next_step",
         "C11",
         _STEPS,
-        "for request in [r for r in self._ending if not self.is_in_flight(r)]:",
-        "for request in list(self._ending):",
+        "for request in [r for r in self._running.ending if not self.is_in_flight(r)]:",
+        "for request in list(self._running.ending):",
     ),
     Mutant(
         "no_page_behind_a_step",

@@ -469,13 +469,13 @@ class SchedulingSettings(Group):
     )
     disable_overlap_schedule: bool = option(
         False,
-        "plan a step when the one before it is over, not while it computes; steps of prompts always are",
+        "plan a step when the one before it is over, not while it computes; behind prompts CPUs always do",
         commands=COMPUTING,
         use="rare",
     )
     steps_ahead: StepsAhead = option(
         2,
-        "steps of decoding that are under way at most, the one that computes among them; more hide a slow host from a "
+        "steps that are under way at most, the one that computes among them; more hide a slow host from a "
         "quick device, and a request that ends by a stop token computes as many tokens in vain",
         commands=COMPUTING,
         use="rare",

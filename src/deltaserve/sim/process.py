@@ -409,6 +409,7 @@ class SimWorker(SimProcess):
         running = self.instance.parts.scheduler.running
         namespaces = {r.row: r.namespace for r in running if r.row in opened and r.row is not None}
         self.world.seen.note(Situation.STEP_AHEAD, bool(self._submitted))
+        self.world.seen.note(Situation.STEP_BEHIND_PROMPTS, any(before.num_extended for before, _ in self._submitted))
         ended = {request.row for request in self.instance.parts.scheduler.steps.ending}
         if any(item.row in ended for item in plan.items):
             raise IntegrityError(f"I37: step {plan.step} of {self.name} computes for a request that has ended")
@@ -448,7 +449,7 @@ class SimWorker(SimProcess):
         result = self.executor.execute(plan)
         if self.config.options.sched.step_target_s is not None:
             result = replace(result, seconds=plan.num_tokens / 1000)
-        elif self.pace.plans_late:
+        elif self.pace.plans_late or self.config.options.sched.num_ahead:
             result = replace(result, seconds=self.step_s)
         self._submitted.popleft()
         if self._submitted:

@@ -526,6 +526,7 @@ class Run:
         if revision not in self.clients.revisions:
             self.clients.revisions.append(revision)
         config = worker_config(self.knobs.shape, name, self._roles[name], self._lives[name], revision)
+        config = replace(config, computes_beside=not self.knobs.plans_late)
         fence = FenceResult.CLOSED if self.knobs.can_fence else FenceResult.IMPOSSIBLE
         url = self.member(name).address.url
         shape = self.knobs.shape

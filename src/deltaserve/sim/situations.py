@@ -91,6 +91,7 @@ class Situation(Enum):
     BY_PRIORITY = "waiting requests are taken by priority", 290
     # steps
     STEP_AHEAD = "a step is planned while another computes", 500
+    STEP_BEHIND_PROMPTS = "a step is planned while another computes prompts", 200
     STEP_PUT_OFF = "a step that only decodes is put off while prefill has the cores", 40
     READ_NOT_FINITE = "KV that is not finite is read", 150
     OTHER_TOKEN = "a token that is computed anew may differ from what it was", 1200

@@ -89,6 +89,33 @@ def test_tokens_are_those_of_one_step_after_the_other(tiny_models: Path, name: s
     assert all(isinstance(launched, Launched) for launched in launching.launched)
 
 
+@pytest.mark.parametrize("changes", [{}, {"logprobs": 1}], ids=["launched", "at once"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_chunks_of_a_prompt_behind_each_other(tiny_models: Path, name: str, changes: dict[str, Any]) -> None:
+    """And what is drawn behind the last of them, while another row decodes."""
+    sampling = [rules(1, temperature=0.8), rules(2, temperature=0.9, **changes)]
+    want = _drawn_behind_chunks(Driver(tiny_models / name), sampling)
+    launching = LaunchingDriver(tiny_models / name)
+    assert _drawn_behind_chunks(launching, sampling) == want
+    assert [len(tokens) for tokens in want] == [7, 4]
+
+
+def _drawn_behind_chunks(driver: Driver, sampling: Sequence[SamplingParams]) -> list[list[int]]:
+    prompts = [random_tokens(10, 1), random_tokens(30, 2)]
+    for row, prompt in enumerate(prompts):
+        driver.open(row, prompt, sampling[row], capacity=96)
+    results = [driver.step([prompt_item(0, prompts[0])])]
+    for step, start in enumerate(range(0, 30, 12)):
+        chunk = prompts[1][start : start + 12]
+        item = PlanItem(RowId(1), start, len(chunk), TokenValues(pack_u32(chunk)), start + len(chunk) == 30)
+        results.append(driver.step([driver.decode(0, 10 + step), item]))
+    results += [driver.step([driver.decode(0, 13 + step), driver.decode(1, 30 + step)]) for step in range(3)]
+    if isinstance(driver, LaunchingDriver):
+        results = [launched.wait() for launched in driver.launched]
+    drawn = [(item.row, sampled.token) for result in results for item in result.items for sampled in item.drawn]
+    return [[token for of_row, token in drawn if of_row == row] for row in range(2)]
+
+
 @pytest.mark.parametrize(
     "changes", [{"logprobs": 2}, {"bad_words": ((1, 2),), "presence_penalty": 0.5}], ids=["logprobs", "bad words"]
 )

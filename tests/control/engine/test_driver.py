@@ -101,12 +101,12 @@ class SetPace(StepPace):
 
     after_s: float
     gap_s: float = 0.0
-    learned: list[float] = field(default_factory=list)
+    learned: list[tuple[float, int]] = field(default_factory=list)
 
-    def learn(self, seconds: float) -> None:
-        self.learned.append(seconds)
+    def learn(self, seconds: float, num_extended: int) -> None:
+        self.learned.append((seconds, num_extended))
 
-    def plan_at(self, began: float) -> float:
+    def plan_at(self, began: float, num_extended: int) -> float:
         return began + self.after_s
 
     def begin_at(self, began: float) -> float:
@@ -208,7 +208,35 @@ def test_behind_a_step_that_computes_the_next_is_planned_when_the_pace_says(
     assert planned([result(1)], 1.3 if after_s else 1.1) == planned_at_the_end
 
 
-def test_the_pace_counts_from_the_end_of_the_step_before_and_learns_from_steps_that_only_decode() -> None:
+def test_behind_prompts_that_wait_nothing_is_planned_until_they_compute() -> None:
+    engine = NotedEngine(plans=[plan(1), plan(2, num_inputs=4), plan(3)])
+    driver = driver_of(engine, SetPace(0.0))
+
+    def planned(heard: list[Heard], now: float) -> list[int]:
+        return [action.plan.step for action in driver.turn(heard, now) if isinstance(action, ComputeStep)]
+
+    assert planned([], 1.0) == [1, 2]
+    assert driver.next_turn_at(1.0) is None
+    assert planned([], 1.5) == []
+    assert planned([result(1)], 2.0) == [3]
+
+
+def test_others_are_admitted_before_more_is_planned_behind_prompts() -> None:
+    driver = driver_of(NotedEngine(plans=[plan(1, 8), plan(2, 8), plan(3)]), SetPace(0.0))
+    calls = driver.engine.calls
+    driver.turn([], 5.0)
+    assert calls == ["turn", "plan"]
+    assert driver.next_turn_at(5.0) == 5.0
+    driver.turn([], 5.0)
+    assert calls == ["turn", "plan"] * 2
+    assert driver.next_turn_at(5.0) is None, "prompts wait already"
+    driver.turn([result(1)], 6.0)
+    assert driver.next_turn_at(6.0) is None
+    driver.turn([], 6.5)
+    assert [step.step for step in driver._plans] == [2, 3]
+
+
+def test_the_pace_counts_from_the_end_of_the_step_before_and_learns_from_typical_steps() -> None:
     pace = SetPace(0.1)
     engine = NotedEngine(plans=[plan(1), plan(2), plan(3, num_inputs=4), plan(4)])
     driver = driver_of(engine, pace)
@@ -220,7 +248,7 @@ def test_the_pace_counts_from_the_end_of_the_step_before_and_learns_from_steps_t
     driver.turn([], 1.3)
     driver.turn([result(2, seconds=0.3), result(3, seconds=9.0)], 1.6)
     driver.turn([replace(result(4, seconds=9.0), is_typical=False)], 1.7)
-    assert pace.learned == [0.2, 0.3]
+    assert pace.learned == [(0.2, 0), (0.3, 0), (9.0, 4)]
     assert driver.num_steps == 4
 
 

@@ -71,5 +71,5 @@ def test_it_does_not_stop_while_the_device_computes() -> None:
 
 def test_the_next_step_is_planned_at_once() -> None:
     pace = EagerPace()
-    pace.learn(0.001)
-    assert pace.plan_at(7.0) == 7.0
+    pace.learn(0.001, 0)
+    assert pace.plan_at(7.0, 0) == 7.0

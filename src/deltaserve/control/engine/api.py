@@ -106,6 +106,8 @@ class InstanceConfig:
     evidence: Evidence = Evidence.COMPLETION
     tp_size: int = 1
     """Ranks, each of which holds its heads of every page."""
+    computes_beside: bool = False
+    """Its device computes beside the host: steps are planned behind those with prompts, too."""
     has_staging: bool = False
     """Each of them has memory in which elements are converted on the way."""
     tier_slots: tuple[int, ...] = ()

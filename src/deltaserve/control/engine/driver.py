@@ -64,6 +64,8 @@ class Driver(Generic[E]):
         """When the last step that is over began."""
         self._waits_until: float | None = None
         """When the next step is to begin, while others are to have the cores."""
+        self._admits_first = False
+        """Whether others are to be admitted before more is planned: beside what was planned last prompts go on."""
         self._is_resting = True
         self._is_polling = False
         self.num_steps = 0
@@ -84,8 +86,9 @@ class Driver(Generic[E]):
     def next_turn_at(self, now: float) -> float | None:
         """After a turn at `now`."""
         times = [] if (timer := self.engine.next_timer()) is None else [timer]
-        if self._plans and now < (plan_at := self._pace.plan_at(self._computing_since)) < inf:
-            times.append(plan_at)
+        plan_at = self._plan_at() if self._plans else inf
+        if plan_at < inf and (now < plan_at or self._admits_first):
+            times.append(max(now, plan_at))
         if self._waits_until is not None:
             times.append(self._waits_until)
         return min(times, default=None)
@@ -114,8 +117,8 @@ class Driver(Generic[E]):
         plan = self._plans.popleft()
         self._began, self._computing_since = self._computing_since, now
         self.num_steps += 1
-        if result.typical_s is not None and not plan.num_extended:
-            self._pace.learn(result.typical_s)
+        if result.typical_s is not None:
+            self._pace.learn(result.typical_s, plan.num_extended)
         self.engine.commit(result, now)
 
     def _hand_over(self, now: float) -> list[WorkerAction]:
@@ -124,16 +127,17 @@ class Driver(Generic[E]):
         return [RoleTaken(self.engine.role, self._boot), *self.engine.turn(now)]
 
     def _plan(self, now: float) -> Iterator[WorkerAction]:
-        self._waits_until = None
+        self._waits_until, self._admits_first = None, False
         if not self._plans:
             self._computing_since = now
             if now < (begin_at := self._pace.begin_at(self._began)) and self.engine.leaves_cores():
                 self._waits_until = begin_at
-        while self._waits_until is None and self._may_plan(now):
+        while self._waits_until is None and not self._admits_first and self._may_plan(now):
             if (plan := self.engine.plan(now)) is None:
                 break
             self._plans.append(plan)
             self._is_resting = False
+            self._admits_first = plan.num_extended > 0
             yield ComputeStep(plan)
         if not self._plans and not self._is_resting:
             self._is_resting = True
@@ -143,9 +147,17 @@ class Driver(Generic[E]):
         """Whether none computes; or it is time to plan the one behind, and that is to begin at once."""
         if not self._plans:
             return True
-        if now < self._pace.plan_at(self._computing_since):
+        if now < self._plan_at():
             return False
         return self._pace.begin_at(self._computing_since) <= now or not self.engine.leaves_cores()
+
+    def _plan_at(self) -> float:
+        """When to plan behind the steps that are not over; infinity: not while the first of them computes. Prompts that
+        wait behind it are long: others that come before they begin go beside the next ones."""
+        first, *behind = self._plans
+        if any(plan.num_extended for plan in behind):
+            return inf
+        return self._pace.plan_at(self._computing_since, first.num_extended)
 
     def _tell_polling(self) -> Iterator[WorkerAction]:
         is_active = self.engine.transfer_active()

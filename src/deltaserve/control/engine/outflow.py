@@ -139,9 +139,10 @@ class Outflow:
             self.logprobs.keep((room.peer, room.room), room.attempt, frames)
             for frame in frames:
                 self.links.send(room.peer, frame, turn)
-        running = self.parts.scheduler.running
-        (running.leave_computed if progress.drawn else running.share_computed)(room.request)
-        if progress.drawn:
+        if not progress.drawn:
+            self.parts.scheduler.share_step(room.request, is_extend=True)
+        else:
+            self.parts.scheduler.running.leave_computed(room.request)
             sampled = progress.drawn[0]
             draft = None if self._draft is None else DraftHandover(group=self._draft, features=progress.features)
             first = FirstToken(

@@ -69,17 +69,23 @@ def sched_config(config: InstanceConfig) -> SchedConfig:
     takes in little beside its rows."""
     options, page_size = config.options.sched, config.cache.page_size
     has_head = config.cache.draft_group is not None
-    if config.role is Role.PREFILL:
+    is_prefill = config.role is Role.PREFILL
+    if is_prefill:
         options = replace(options, reserve_len=0, step_target_s=None, max_drafts=0)
     beside = options.extend_len_beside_decode if config.role is Role.DECODE else None
-    launches_ahead = config.role is not Role.PREFILL and not has_head
+    plans_ahead = not has_head and (config.computes_beside or not is_prefill)
     options = replace(
         options,
         extend_len_beside_decode=None if beside is None else max(page_size, beside),
-        num_ahead=options.num_ahead if launches_ahead else 0,
+        num_ahead=options.num_ahead if plans_ahead else 0,
     )
     return SchedConfig(
-        **asdict(options), page_size=page_size, max_running=config.max_running_requests, drafts_take_places=has_head
+        **asdict(options),
+        page_size=page_size,
+        max_running=config.max_running_requests,
+        plans_behind_prompts=config.computes_beside,
+        ends_with_prompt=is_prefill,
+        drafts_take_places=has_head,
     )
 
 

@@ -182,7 +182,7 @@ class Serving:
             return
         if progress.prompt_logprobs:
             self._tell_prompt_logprobs(room, progress.computed_from + 1, progress.prompt_logprobs, turn)
-        self.parts.scheduler.running.share_step(room.request, is_extend=progress.is_extend)
+        self.parts.scheduler.share_step(room.request, is_extend=progress.is_extend)
         if progress.is_extend:
             self._pace.extended(turn.now)
         if progress.drawn:

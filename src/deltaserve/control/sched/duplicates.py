@@ -62,7 +62,8 @@ class Duplicates:
     def note(self, request: Request, frontier: Frontier) -> None:
         """Add one, if it computes."""
         if request.lease is not None and self._is_computing(request):
-            key = self._key_after(request, request.lease.num_tokens if self._checkpoints is None else 0)
+            in_tree = request.num_computed if request.late_to_share else request.lease.num_tokens
+            key = self._key_after(request, in_tree if self._checkpoints is None else 0)
             if key:
                 frontier.setdefault(key, []).append(request)
 

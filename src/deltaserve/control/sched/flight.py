@@ -1,6 +1,8 @@
 """A step that is planned and not committed, and whose requests it computes."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from deltaserve.control.sched.plan import DecodeRows, PlanItem, StepPlan, StepResult
 from deltaserve.control.sched.request import Request
@@ -35,9 +37,13 @@ class Flight:
 
     @property
     def is_plain(self) -> bool:
-        """Every row decodes one token: where each goes on is known."""
-        plan = self.plan
-        return bool(plan.items) and all(item.is_decode and not item.num_drafts for item in plan.others)
+        """No row has guesses: where each goes on is known."""
+        return bool(self.plan.items) and not any(item.num_drafts for item in self.plan.others)
+
+    @property
+    def extends(self) -> bool:
+        """Whether it computes chunks of prompts."""
+        return any(not item.is_decode for item in self.plan.others)
 
     def planned(self, result: StepResult) -> dict[RowId, tuple[Request, PlanItem]]:
         """What the answers of `result.items` are to, by row."""
@@ -47,3 +53,25 @@ class Flight:
             pairs = zip(self.group.requests, decode.items(), strict=True)
             found |= {item.row: (request, item) for request, item in pairs}
         return found
+
+
+class Following(NamedTuple):
+    """Where a request goes on behind the steps under way."""
+
+    num_draws: int
+    """Tokens that they draw of it. With any it computes the last of them next."""
+    start: int
+    """The position that it computes next where they draw none."""
+
+
+def following(request: Request, flights: Iterable[Flight]) -> Following:
+    """Where the request goes on behind these steps, which are plain."""
+    num_draws, start = 0, request.num_computed
+    for flight in flights:
+        item = flight.others.get(request)
+        if item is not None:
+            start = item.q_start + item.q_len
+            num_draws += item.samples
+        elif request in flight.group.members:
+            num_draws += 1
+    return Following(num_draws, start)

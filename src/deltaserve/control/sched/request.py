@@ -56,7 +56,7 @@ class Request:
     owned_first: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_planned: int = 0
-    """Value of `num_computed` when the step under way is over."""
+    """Value of `num_computed` when the steps under way are over; may be less where none is."""
     num_finite: int = 0
     """Tokens whose KV a token was drawn from, here or by its writer: all of it is finite."""
     row: RowId | None = None
@@ -80,6 +80,8 @@ class Request:
     """Tokens that its own recurrent states have taken in. More than `num_computed` once its output was cut."""
     passing_state: int | None = None
     """Where decoding left its last state in the tree; the next one takes its place."""
+    late_to_share: bool = False
+    """The tree has pages of its prompt that it computed too: it takes those once no step reads its own."""
     tabled: dict[PoolId, int] = field(default_factory=dict)
     """Pool |-> end of the page indexes that the executor's table holds; absent: none."""
     guesses: DraftBook = field(default_factory=DraftBook)
@@ -198,6 +200,7 @@ class Request:
     def start_over(self) -> None:
         """What was computed is not its own any more: it is matched, and computed, again."""
         self.num_computed = self.num_planned = self.num_finite = self.num_in_state = 0
+        self.late_to_share = False
         self.passing_state = self.draft_start = None
         self.guesses.drop()
         self.forks.clear()

@@ -97,6 +97,8 @@ class Running:
         """Those that go on by a token in every step."""
         self.others: dict[Request, None] = {}
         """All others: each of their steps is planned for itself."""
+        self.ending: dict[Request, Callable[[Request], None]] = {}
+        """Ended while steps name it |-> how it gives back what it holds."""
         self._moved: dict[Request, None] = {}
         self._cache = cache
         self._budget = budget
@@ -109,7 +111,8 @@ class Running:
         self._reserve_scale = 1.0
         self.num_retractions = 0
         self.num_extended = 0
-        """Chunks of more than one token computed so far: they make room for further prompts."""
+        """Chunks of more than one token computed so far, and planned where steps are planned behind these: they make
+        room for further prompts."""
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self.requests)
@@ -127,7 +130,7 @@ class Running:
         self.step_target.aim_at(config.step_target_s)
 
     def count_extended(self) -> None:
-        """A chunk of more than one token was computed."""
+        """A chunk of more than one token was planned, or computed."""
         self.num_extended += 1
 
     def num_open_rows(self, num_promised: int) -> int:
@@ -144,7 +147,8 @@ class Running:
 
     def feeds_tree(self, request: Request) -> bool:
         """Whether it runs, and will hand further pages of its prompt to the tree."""
-        return request in self.requests and _is_extending(request) and self.uses_tree(request)
+        is_computing = request in self.requests and request not in self.ending
+        return is_computing and _is_extending(request) and self.uses_tree(request)
 
     @property
     def only_decodes(self) -> bool:
@@ -185,7 +189,8 @@ class Running:
     def share_under_step(self, request: Request, num_kept: int) -> None:
         """Hand over what was computed of the first `num_kept` tokens while a step still reads it: only where the tree
         has none of those pages, for where another request was first ours would be freed, and written anew under the
-        step. Another may also have been first with windows that were gone before the lease's end."""
+        step: it is `late_to_share` then. Another may also have been first with windows that were gone before the end of
+        the lease."""
         lease, page_size = request.lease, self.config.page_size
         num_pages = min(request.num_computed, num_kept) // page_size
         if lease is None or not self.uses_tree(request) or num_pages <= lease.num_pages:
@@ -195,7 +200,8 @@ class Running:
             return
         request.grow_keys(self._seed_of(request.namespace), page_size, num_pages)
         known = self._cache.match(request.namespace, request.tokens, request.keys, num_pages * page_size)
-        if known.reach <= lease.num_pages * page_size:
+        request.late_to_share |= known.reach != lease.num_tokens  # less: what it leases is matched no more
+        if not request.late_to_share:
             self._hand_over(request, pools, num_pages)
 
     def retract(self, request: Request) -> None:
@@ -225,6 +231,11 @@ class Running:
         self._moved.pop(request, None)
         self.rows.give_back(request)
         self._runs = None
+
+    def end_later(self, request: Request, leave: Callable[[Request], None]) -> None:
+        """The request has ended while steps name it: `leave` is for their end."""
+        self.ending.setdefault(request, leave)
+        self.falls_out(request)
 
     # ------------------------------------------------------------ who goes on by a token in every step
 
@@ -289,9 +300,11 @@ class Running:
             request.tabled[pool] = min(request.tabled.get(pool, 0), last)
 
     def share_step(self, request: Request, *, is_extend: bool) -> None:
-        """After a step: hand over what an extend computed; of decode steps only what ends at a checkpoint."""
+        """After a step: hand over what an extend computed, now or before; of decode steps only what ends at a
+        checkpoint."""
         is_checkpoint = self.checkpoints is not None and self.checkpoints.is_due(request)
-        if is_checkpoint or is_extend:
+        if is_checkpoint or is_extend or request.late_to_share:
+            request.late_to_share = False
             self.share_computed(request)
 
     def share_computed(self, request: Request) -> None:

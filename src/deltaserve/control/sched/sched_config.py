@@ -46,6 +46,10 @@ class SchedConfig(SchedOptions, frozen=True, kw_only=True, forbid_unknown_fields
 
     page_size: int
     max_running: int
+    plans_behind_prompts: bool = False
+    """Whether a step may be planned while one computes chunks of prompts, where all their pages are kept."""
+    ends_with_prompt: bool = False
+    """Whether a request is over with the first token that it draws: on prefill."""
     drafts_take_places: bool = False
     """Whether guessing writes into a row's pages behind its tokens: a draft head does."""
 

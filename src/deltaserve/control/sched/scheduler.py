@@ -42,6 +42,13 @@ class Scheduler:
         self.waiting.forget(request)
         self.steps.end(request, leave)
 
+    def share_step(self, request: Request, *, is_extend: bool) -> None:
+        """After a step: hand over what an extend computed; of decode steps only what ends at a checkpoint."""
+        if not self.steps.is_in_flight(request):
+            self.running.share_step(request, is_extend=is_extend)
+        elif is_extend:
+            self.running.share_under_step(request, request.num_tokens)
+
     def discard(self, request: Request) -> None:
         """The end, leaving nothing in the tree."""
         self.waiting.forget(request)

@@ -3,9 +3,10 @@
 Each step lets `num_computed` catch up with a request's tokens (vLLM v1's law); roles differ in what they make of it.
 
 Some steps may be under way (`num_ahead` and one more): one that computes, and those planned behind it, so that the
-device need not wait for the host. A step is planned behind one that only decodes, without guesses: where each of its
-rows goes on is known, the token is not (`TokenOf`). It takes no memory from anybody who runs; where that would be
-needed, and where states move, it is planned when those before are committed.
+device need not wait for the host. A step is planned behind one without guesses: where each of its rows goes on is
+known, the token that it draws is not (`TokenOf`). It takes no memory from anybody who runs; where that would be
+needed, where states move, and behind chunks of prompts whose windows move, it is planned when those before are
+committed.
 
 Rows that go on by one token in every step stand in a set of their own (decode_set.py). Planning and committing them
 costs what has changed among them, and a short loop that books their tokens.
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from deltaserve.control.cache.prefix_cache import PrefixCache
 from deltaserve.control.sched.budget import Budget
-from deltaserve.control.sched.flight import NO_GROUP, DecodeGroup, Flight
+from deltaserve.control.sched.flight import NO_GROUP, DecodeGroup, Flight, Following, following
 from deltaserve.control.sched.holders import Holders
 from deltaserve.control.sched.plan import (
     DecodePart,
@@ -61,26 +62,24 @@ class Steps:
         """What the one planned last, under way or not, has planned one by one."""
         self._group = NO_GROUP
         """The requests that go on by one token in every step, as they were planned last."""
-        self._ending: dict[Request, Callable[[Request], None]] = {}
-        """Ended while steps name it |-> how it gives back what it holds."""
         self._stalled: set[Request] = set()
 
     @property
     def is_idle(self) -> bool:
-        return not self._flights and not self._ending
+        return not self._flights and not self._running.ending
 
     @property
     def ending(self) -> Iterable[Request]:
         """Requests that ended while steps name them: they keep their pages until the last one is committed."""
-        return self._ending
+        return self._running.ending
 
     def is_in_flight(self, request: Request) -> bool:
         """Whether a step under way computes this request."""
         return any(flight.names(request) for flight in self._flights)
 
-    def _num_flights(self, request: Request) -> int:
-        """Steps under way that compute it."""
-        return sum(flight.names(request) for flight in self._flights)
+    def _following(self, request: Request) -> Following:
+        """Where it goes on behind all steps under way."""
+        return following(request, self._flights)
 
     def has_work(self) -> bool:
         """Whether plan() may be called, and may find something to compute."""
@@ -92,8 +91,7 @@ class Steps:
         """The request gives everything back, as `leave` does: now, or when the last step that names it is committed. No
         further step names it."""
         if self.is_in_flight(request):
-            self._ending.setdefault(request, leave)
-            self._running.falls_out(request)
+            self._running.end_later(request, leave)
             return
         leave(request)
 
@@ -119,7 +117,7 @@ class Steps:
             if not (others or len(self._running.decoding)) or not self._grow_behind(others):
                 return None
             self.speculation.go_without()
-        items = self._tokens.items(others, self._num_flights, StepIndex(self._step))
+        items = self._tokens.items({request: self._following(request) for request in others}, StepIndex(self._step))
         may_be_empty = behind is None and self._running.rows.has_news
         return self._launch(items) if items or len(self._running.decoding) or may_be_empty else None
 
@@ -129,7 +127,7 @@ class Steps:
         running, last = self._running, self._last
         if last and running.may_go_on:
             for request in [r for r, item in last.items() if r in running.others and self._joins(r, item)]:
-                running.goes_on(request, request.num_tokens + self._num_flights(request) - 1)
+                running.goes_on(request, request.num_tokens + self._following(request).num_draws - 1)
         for request in running.decoding.ended():
             running.falls_out(request)
 
@@ -137,8 +135,10 @@ class Steps:
         """Whether it goes on behind what this item of it draws, or drew."""
         if not item.samples or request.sampling.logprobs is not None or not request.tabled:
             return False  # nothing tabled: it has another row by now, which is still to be opened
-        if count := self._num_flights(request):
-            return request not in self._ending and request.num_tokens + count < request.max_len
+        if request.late_to_share or request.num_tokens - request.num_computed > 1:
+            return False  # others wait for the end of its prompt
+        if count := self._following(request).num_draws:
+            return request not in self._running.ending and self._draws_behind(request, count)
         end = item.q_start + item.num_known
         return request.num_computed == end == request.num_tokens - 1
 
@@ -163,6 +163,8 @@ class Steps:
         others = {r: by_row[r.row] for r in running.others if r.row in by_row} if items else {}
         for request, item in others.items():
             request.num_planned = item.q_start + item.q_len
+            if running.config.plans_behind_prompts and not item.is_decode:
+                running.count_extended()
         self._last = others
         self._flights.append(Flight(plan, self._group_of(going_on), running.decoding.ending(), others))
         return plan
@@ -176,18 +178,25 @@ class Steps:
     # ------------------------------------------------------------ behind a step under way
 
     def _may_plan_behind(self, flight: Flight) -> bool:
-        if not flight.is_plain or self._running.needs.state_pools:
+        config, needs = self._running.config, self._running.needs
+        if not flight.is_plain or needs.state_pools:
             return False
-        return not self._running.config.max_drafts or not self.speculation.pays(
+        if flight.extends and (needs.more_pools or not config.plans_behind_prompts):
+            return False
+        return not config.max_drafts or not self.speculation.pays(
             self._tokens.guesses(self._running), len(self._running)
         )
 
     def _goes_on_behind(self, request: Request) -> bool:
         """Whether it has something to compute whatever the steps draw, unless that is a token that ends it."""
-        if request in self._ending:
+        if request in self._running.ending or request.late_to_share:
             return False
-        count = self._num_flights(request)
-        return not count or request.num_tokens + count < request.max_len
+        count = self._following(request).num_draws
+        return not count or self._draws_behind(request, count)
+
+    def _draws_behind(self, request: Request, count: int) -> bool:
+        """Whether it draws a further token behind `count` that steps under way draw, unless one of them ends it."""
+        return not self._running.config.ends_with_prompt and request.num_tokens + count < request.max_len
 
     def _grow_behind(self, others: Iterable[Request]) -> bool:
         """Pages for what each computes next. False when somebody would have to make way."""
@@ -199,7 +208,7 @@ class Steps:
             for request, page in zip(lacks_page, taken[0], strict=True):
                 self._running.grow(request, ([page],))
         for request in others:
-            count = self._num_flights(request)
+            count = self._following(request).num_draws
             lacking[request] = needs.of_places(request, count) if count else needs.of_next_chunk(request)
         for request, pages in lacking.items():
             if not any(pages):
@@ -313,20 +322,20 @@ class Steps:
         others = []
         for item in result.items:
             request, of_request = planned[item.row]
-            if request in self._ending:
+            if request in self._running.ending:
                 self._distrust(request, item.outcome)
             else:
                 others.append(self._apply(request, of_request, item))
-        for request in [r for r in self._ending if not self.is_in_flight(r)]:
-            self._ending.pop(request)(request)
+        for request in [r for r in self._running.ending if not self.is_in_flight(r)]:
+            self._running.ending.pop(request)(request)
         return Committed(tuple(others), decoded)
 
     def _apply_decoded(self, flight: Flight, tokens: bytes) -> Decoded:
         requests = flight.group.requests
         if len(tokens) != len(requests) * TOKEN_BYTES:
             raise StateError(f"{token_len(tokens)} tokens for {len(requests)} rows of step {flight.plan.step}")
-        if not self._ending.keys().isdisjoint(flight.group.members):
-            places = [place for place, request in enumerate(requests) if request not in self._ending]
+        if not self._running.ending.keys().isdisjoint(flight.group.members):
+            places = [place for place, request in enumerate(requests) if request not in self._running.ending]
             requests = tuple(requests[place] for place in places)
             tokens = b"".join(tokens[place * TOKEN_BYTES : (place + 1) * TOKEN_BYTES] for place in places)
         first = 0
@@ -344,7 +353,7 @@ class Steps:
             if num_right < planned.num_drafts:
                 self._running.step_back(request)
         self._distrust(request, result.outcome)
-        if not result.drawn:
+        if planned.samples and not result.drawn:
             self._running.falls_out(request)
         is_extend = not planned.is_decode
         if is_extend:

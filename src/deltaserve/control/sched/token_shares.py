@@ -1,8 +1,10 @@
 """Which tokens a step computes: of each decode row one and guesses behind it, of prompts chunks under a budget."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from deltaserve.control.sched.budget import Budget
+from deltaserve.control.sched.flight import Following
 from deltaserve.control.sched.plan import PlanItem, TokenOf, TokenValues
 from deltaserve.control.sched.request import Request
 from deltaserve.control.sched.running import Running
@@ -10,6 +12,18 @@ from deltaserve.control.sched.speculation import Speculation, fitting_drafts
 from deltaserve.core.errors import StateError
 from deltaserve.core.ids import StepIndex
 from deltaserve.core.tokens import TOKEN_BYTES
+
+
+class _Extend(NamedTuple):
+    """A prompt that is computed from `start` on."""
+
+    request: Request
+    start: int
+
+    @property
+    def left(self) -> int:
+        """Tokens of it that are not computed then."""
+        return self.request.num_tokens - self.start
 
 
 class TokenShares:
@@ -20,16 +34,15 @@ class TokenShares:
         self._running = running
         self._speculation = speculation
 
-    def items(self, others: Iterable[Request], num_behind: Callable[[Request], int], last: StepIndex) -> list[PlanItem]:
-        """What each row computes, but those of `decoding`.
-
-        `num_behind`: steps under way that a request is in, the last of which is `last`: it goes on behind what that
-        one draws.
-        """
+    def items(self, others: Mapping[Request, Following], last: StepIndex) -> list[PlanItem]:
+        """What each row computes, but those of `decoding`; `last`: the last step under way, if there is any."""
         decoding: list[Request] = []
-        extending: list[Request] = []
-        for request in others:
-            (decoding if request.num_tokens - request.num_computed == 1 else extending).append(request)
+        extending: list[_Extend] = []
+        for request, behind in others.items():
+            if behind.num_draws or request.num_tokens - behind.start == 1:
+                decoding.append(request)
+            else:
+                extending.append(_Extend(request, behind.start))
         config = self._running.config
         num_decoding = len(self._running.decoding) + len(decoding)
         extends = self._shares(extending, self._extend_len(num_decoding)) if extending else []
@@ -37,14 +50,14 @@ class TokenShares:
         wanted = self._speculation.depth(decoding, config.max_drafts) if config.max_drafts else 0
         items = []
         for request in decoding:
-            if count := num_behind(request):
+            if count := others[request].num_draws:
                 items.append(_item_behind(request, count, last, wanted))
                 continue
             num_drafts = drafts.get(request, 0)
-            items.append(_item(request, 1, num_drafts, self._wanted_drafts(request, num_drafts, wanted)))
-        for request, q_len in extends:
-            is_last = request.num_computed + q_len == request.num_tokens
-            items.append(_item(request, q_len, 0, self._wanted_drafts(request, 0, wanted) if is_last else 0))
+            one = _Extend(request, others[request].start)
+            items.append(_item(one, 1, num_drafts, self._wanted_drafts(request, num_drafts, wanted)))
+        for one, q_len in extends:
+            items.append(_item(one, q_len, 0, self._wanted_drafts(one.request, 0, wanted) if q_len == one.left else 0))
         return items
 
     def _extend_len(self, num_decoding: int) -> int:
@@ -91,7 +104,7 @@ class TokenShares:
         """Request |-> guesses that there are, and is room for."""
         return {r: n for r in decoding if (n := fitting_drafts(r, self._running.most_drafts(r)))}
 
-    def _shares(self, extending: list[Request], budget: int) -> list[tuple[Request, int]]:
+    def _shares(self, extending: list[_Extend], budget: int) -> list[tuple[_Extend, int]]:
         """Tokens of each extend in this step.
 
         The oldest goes first if the step can end it. Otherwise it gets half, the others the other half, the shortest
@@ -100,30 +113,30 @@ class TokenShares:
         """
         oldest, *others = extending
         config = self._running.config
-        is_long = oldest.num_tokens - oldest.num_computed > min(budget, config.chunk_len)
+        is_long = oldest.left > min(budget, config.chunk_len)
         kept = max(config.page_size, budget // 2) if others and is_long else budget
         left = budget - self._chunk(oldest, kept)
         shares = []
-        for request in sorted(others, key=lambda r: r.num_tokens - r.num_computed):
-            q_len = self._chunk(request, left)
+        for one in sorted(others, key=lambda one: one.left):
+            q_len = self._chunk(one, left)
             if q_len:
-                shares.append((request, q_len))
+                shares.append((one, q_len))
                 left -= q_len
         q_len = self._chunk(oldest, left + self._chunk(oldest, kept))
         return [(oldest, q_len), *shares] if q_len else shares
 
-    def _chunk(self, request: Request, budget: int) -> int:
+    def _chunk(self, one: _Extend, budget: int) -> int:
         """Tokens of the next chunk: to the end of the prompt, or up to an absolute page multiple.
 
         A state that is to be kept ends a chunk, and with states the cuts are on their grid, if that is not too far.
         """
-        config, computed = self._running.config, request.num_computed
+        config, computed = self._running.config, one.start
         allowed = min(config.chunk_len, budget)
-        stop = self._running.next_stop(request)
+        stop = self._running.next_stop(one.request)
         if stop is not None and stop - computed <= allowed:
             return stop - computed
-        if request.num_tokens - computed <= allowed:
-            return request.num_tokens - computed
+        if one.left <= allowed:
+            return one.left
         end = (computed + allowed) // config.page_size * config.page_size
         on_grid = end // config.grid_len * config.grid_len
         if self._running.needs.state_pools and on_grid > computed:
@@ -140,8 +153,8 @@ def _item_behind(request: Request, num_behind: int, step: StepIndex, wanted_draf
     return PlanItem(request.row, position, 1, TokenOf(step), samples=True, wanted_drafts=wanted_drafts)
 
 
-def _item(request: Request, num_known: int, num_drafts: int, wanted_drafts: int) -> PlanItem:
-    start, end = request.num_computed, request.num_computed + num_known
+def _item(one: _Extend, num_known: int, num_drafts: int, wanted_drafts: int) -> PlanItem:
+    request, start, end = one.request, one.start, one.start + num_known
     if request.row is None:
         raise StateError("a running request without a row")
     tokens = bytes(request.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])

@@ -100,7 +100,7 @@ class _Booking:
     horizon_left: int
     """Tokens that may still be booked for the next steps."""
     has_long: bool
-    """Whether somebody computes who needs more than a whole step."""
+    """Whether somebody computes who needs more than a whole step behind what is planned."""
     reserve: Needs
     """Pages kept for what those running or entering have not taken yet, per pool."""
     num_rows: int
@@ -219,16 +219,23 @@ class Waiting:
 
     def _book(self, owner: RequestOwner) -> _Booking:
         running, step_len = self._running, self._running.config.step_len
-        missing = [r.num_tokens - r.num_computed for r in running.others]  # of those that decode on and on 1 each
+        computing = [request for request in running.others if request not in running.ending]
+        missing = [r.num_tokens - r.num_computed for r in computing]  # of those that decode on and on 1 each
         booked = sum(min(tokens, step_len) for tokens in missing if tokens > 1)
         return _Booking(
             owner=owner,
             horizon_left=HORIZON_STEPS * step_len - booked,
-            has_long=any(tokens > step_len for tokens in missing),
+            has_long=any(request.num_tokens - self._come_to(request) > step_len for request in computing),
             reserve=running.needs.total((running.reserve(), *map(running.reserve_of, self._entering))),
             num_rows=running.num_open_rows(len(self._entering)),
-            frontier=self._duplicates.frontier(running.others),
+            frontier=self._duplicates.frontier(computing),
         )
+
+    def _come_to(self, request: Request) -> int:
+        """Tokens of one that runs that the next step is planned behind."""
+        if not self._running.config.plans_behind_prompts:
+            return request.num_computed
+        return max(request.num_computed, request.num_planned)
 
     def _try(self, request: Request, booking: _Booking) -> TryOutcome:
         if booking.is_full:

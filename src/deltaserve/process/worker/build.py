@@ -91,7 +91,8 @@ def build_worker(
         if mesh is not None:
             progress("waiting for the other members of its expert group")
             mesh.wait_for_all()
-    config = instance_config(spec, boot, model, names)
+    computes_beside = torch.device(spec.device).type == "cuda" and ranks is None and mesh is None
+    config = replace(instance_config(spec, boot, model, names), computes_beside=computes_beside)
 
     def open_plane() -> DataPlane:
         own = _plane(spec, boot, executor, shard, staging_memory)
@@ -99,8 +100,7 @@ def build_worker(
 
     several = None if ranks is None else GroupExecutor(executor, ranks.steps, spec.step_stuck_after_s)
     member = None if mesh is None else ExpertMember(mesh, executor.accompany)
-    computes_beside = torch.device(spec.device).type == "cuda" and ranks is None and mesh is None
-    launcher = executor if computes_beside else None
+    launcher = executor if config.computes_beside else None
     if launcher is not None:
         warm_up(lambda plan: launcher.launch(plan).wait(), _warm_up_of(spec, launcher.piece_tokens), progress)
     ahead = GrammarsAhead(grammars.compile)
