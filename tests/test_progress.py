@@ -1,15 +1,9 @@
 """What a run says while it runs, of a run of its own."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.own_runs import run_of
 
-ROOT = Path(__file__).resolve().parents[1]
 CONFTEST = """
 import pytest
 from tests import progress
@@ -40,20 +34,7 @@ def test_slow(): time.sleep(1.0)
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """By such a run in two processes."""
-    folder = tmp_path_factory.mktemp("run")
-    (folder / "conftest.py").write_text(CONFTEST)
-    (folder / "test_few.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-p", "no:schemathesis"]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    done = subprocess.run(
-        [*command, "--rootdir", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-        cwd=folder,
-        env=environment,
-    )
+    done = run_of(tmp_path_factory.mktemp("run"), {"conftest.py": CONFTEST, "test_few.py": TESTS}, "-n", "2")
     assert done.returncode == 1, done.stderr
     return (done.stderr + done.stdout).splitlines()
 

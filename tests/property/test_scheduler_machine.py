@@ -91,9 +91,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Granted: per pool, which page indexes are on their way, and into which pages."""
         self.landed: list[Request] = []
         self.in_flight: list[StepPlan] = []
+        """The one that computes, the one planned behind it."""
         self.behind_prompts: set[StepIndex] = set()
         """Steps planned before what prompts had computed was in the tree."""
-        """The one that computes, the one planned behind it."""
         self.ended_in_flight: list[Request] = []
 
     def most(self, kept: Retention) -> int:

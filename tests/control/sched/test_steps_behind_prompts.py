@@ -41,6 +41,15 @@ def admitted(bench: Bench, *requests: Request) -> None:
     assert bench.scheduler.waiting.admit(0.0) == [*requests]
 
 
+def enter_without_the_tree(bench: Bench, request: Request) -> None:
+    """It computes all of its prompt, whatever the tree has and whoever computes the same."""
+    request.lease = bench.cache.lease(bench.cache.match(request.namespace, b"", b"", 0))
+    pages = bench.budget.allocate(bench.scheduler.running.needs.beside(request.lease, request.num_tokens))
+    assert pages is not None
+    request.own(pages, (0,))
+    bench.scheduler.running.enter(request)
+
+
 def test_chunks_go_on_behind_each_other_and_decoding_behind_the_last() -> None:
     bench = Bench(config(num_ahead=3, chunk_len=4, step_len=4))
     request = make_request(PROMPT, max_tokens=50)
@@ -100,12 +109,7 @@ def test_pages_that_a_step_behind_reads_are_changed_for_the_trees_when_it_is_ove
     bench = Bench(config(num_ahead=1, chunk_len=12, step_len=24))
     first, second = make_request(PROMPT, max_tokens=50), make_request([*PROMPT, 9], max_tokens=50)
     for request in (first, second):
-        lease = bench.cache.lease(bench.cache.match(request.namespace, b"", b"", 0))
-        pages = bench.budget.allocate(bench.scheduler.running.needs.beside(lease, request.num_tokens))
-        assert pages is not None
-        request.lease = lease
-        request.own(pages, (0,))
-        bench.scheduler.running.enter(request)
+        enter_without_the_tree(bench, request)
     under_way = [plan for _ in range(2) if (plan := bench.scheduler.steps.plan()) is not None]
     assert [[(item.row, item.q_start) for item in plan.items] for plan in under_way] == [
         [(first.row, 0), (second.row, 0)],
@@ -139,12 +143,7 @@ def test_what_is_to_be_adopted_stays_so_though_the_tree_loses_it() -> None:
     for _ in range(3):
         commit_first(bench, next(plan for plan in [bench.scheduler.steps.plan()] if plan is not None))
     bench.scheduler.finish(first)
-    lease = bench.cache.lease(bench.cache.match(second.namespace, b"", b"", 0))
-    pages = bench.budget.allocate(bench.scheduler.running.needs.beside(lease, second.num_tokens))
-    assert pages is not None
-    second.lease = lease
-    second.own(pages, (0,))
-    bench.scheduler.running.enter(second)
+    enter_without_the_tree(bench, second)
     under_way = [plan for _ in range(3) if (plan := bench.scheduler.steps.plan()) is not None]
     assert [item.samples for plan in under_way for item in plan.items] == [False, False, True]
     commit_first(bench, under_way.pop(0))
