@@ -21,12 +21,12 @@ from deltaserve.process.children.exits import Exit, Watchdog
 from deltaserve.process.children.garbage import keep_loaded
 from deltaserve.process.children.interrupts import stop_signals
 from deltaserve.process.children.notices import PeerDown, PeerHalted, PeerUp
+from deltaserve.process.children.own_thread import in_own_thread
 from deltaserve.process.children.parent import Parent, live
 from deltaserve.process.children.shortage import telling_shortage
 from deltaserve.process.children.terminal import Say, say, say_in_json, start_log
 from deltaserve.process.front.event_loop import loop_factory
 from deltaserve.process.front.front_spec import FrontSpec, FrontWorker
-from deltaserve.process.front.own_thread import in_own_thread
 from deltaserve.process.front.router_engine import RouterEngine
 from deltaserve.process.front.secrets import read_api_keys, read_cluster_key
 from deltaserve.process.front.worker_sources import watch_file, watch_name
@@ -104,7 +104,7 @@ async def _serve(spec: FrontSpec, parent: Parent | None) -> Exit:
         engine.close()
         watchdog.ends("sending its last spans")
         if spans is not None:
-            await in_own_thread("spans", spans.close)
+            await asyncio.wrap_future(in_own_thread("spans", spans.close))
         watchdog.ends("leaving")
     return Exit.INTEGRITY if engine.breached.is_set() else Exit.OK
 

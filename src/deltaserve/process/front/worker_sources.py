@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deltaserve.core.errors import one_line
-from deltaserve.process.front.own_thread import in_own_thread
+from deltaserve.process.children.own_thread import in_own_thread
 from deltaserve.settings.worker_list import WorkerEntry, parse_workers
 
 _log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ async def _watch(source: str, look: Callable[[], tuple[WorkerEntry, ...]], liste
     complaints, last = _Complaints(source), None
     while True:
         try:
-            entries = await in_own_thread(source[:40], look)
+            entries = await asyncio.wrap_future(in_own_thread(source[:40], look))
             if entries != last:
                 listener(source, entries)
                 last = entries

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
+from deltaserve.process.children.own_thread import in_own_thread
 from deltaserve.process.links.ends import Context
 
 _MOST = 32
@@ -31,22 +32,18 @@ def host_name(url: str) -> str | None:
 
 
 def look_up(host: str) -> Future[str | None]:
-    """Why a name cannot be resolved, None if it can be, once that is known. A name server may take long: the thread
-    that asks it keeps no process alive."""
-    told: Future[str | None] = Future()
+    """Why a name cannot be resolved, None if it can be, once that is known. A name server may take long."""
+    return in_own_thread(f"look up {host[:40]}", lambda: _fault_of(host))
 
-    def ask() -> None:
-        try:
-            socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        except OSError as error:
-            told.set_result(error.strerror or str(error))
-        except UnicodeError:
-            told.set_result("it is none")
-        else:
-            told.set_result(None)
 
-    Thread(target=ask, name=f"look up {host[:40]}", daemon=True).start()
-    return told
+def _fault_of(host: str) -> str | None:
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return error.strerror or str(error)
+    except UnicodeError:
+        return "it is none"
+    return None
 
 
 class NameContexts:

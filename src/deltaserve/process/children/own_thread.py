@@ -1,10 +1,9 @@
 """Work that may wait without end (for a name server, a network's disk), done where nobody's end waits for it.
 
-The event loop's own threads are no place for it: asyncio joins them without a limit when its loop closes, and so does
+An event loop's own threads are no place for it: asyncio joins them without a limit when its loop closes, and so does
 the interpreter when it exits.
 """
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Thread
@@ -13,8 +12,9 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-async def in_own_thread(name: str, work: Callable[[], Result]) -> Result:
-    """What `work` returns or raises. A thread whose caller was cancelled is left alone, and keeps no process alive."""
+def in_own_thread(name: str, work: Callable[[], Result]) -> Future[Result]:
+    """What `work` returns or raises, once it has. The thread keeps no process alive, and goes on though whoever waits
+    for it does no more."""
     told: Future[Result] = Future()
     told.set_running_or_notify_cancel()  # who is cancelled takes nothing away from the thread
 
@@ -27,4 +27,4 @@ async def in_own_thread(name: str, work: Callable[[], Result]) -> Result:
             told.set_result(result)
 
     Thread(target=run, name=name, daemon=True).start()
-    return await asyncio.wrap_future(told)
+    return told
